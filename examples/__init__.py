@@ -1,0 +1,1 @@
+"""Runnable examples: the paper's models, data and training recipe."""
