@@ -1,10 +1,4 @@
-"""The pipelines: what a batch holds, what follows from seed and epoch, where the data comes from."""
-
-import http.server
-import json
-import pathlib
-import shutil
-import threading
+"""The pipelines: what a batch holds, and that it follows from seed and epoch."""
 
 import keras
 import numpy as np
