@@ -92,7 +92,7 @@ class Data:
         Args:
             epoch: integer, counted from 0.
         """
-        return self._rows(epoch).map(self._batch, num_parallel_calls=AUTOTUNE).prefetch(AUTOTUNE)
+        return self._batches(tf.data.Dataset.range(epoch, epoch + 1), self.steps_per_epoch)
 
     def train_from(self, epoch):
         """Endless training batches: those of `train_epoch(epoch)`, of the next epoch, and so on.
@@ -105,22 +105,29 @@ class Data:
         Args:
             epoch: integer, counted from 0.
         """
-        rows = tf.data.Dataset.range(epoch, tf.int64.max).flat_map(self._rows)
-        batches = rows.map(self._batch, num_parallel_calls=AUTOTUNE).prefetch(AUTOTUNE)
-        return batches.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+        epochs = tf.data.Dataset.range(epoch, tf.int64.max)
+        return self._batches(epochs, tf.data.INFINITE_CARDINALITY)
 
     @functools.cached_property
     def train(self):
         """Training batches of one epoch: iterated again, it gives the next epoch.
 
-        For `fit(data.train, epochs=n)` and plain loops. It counts its own iterations, from 0; to
-        start elsewhere use `train_from`.
+        For `fit(data.train, epochs=n)` and plain loops. It counts its own iterations, from 0. To
+        start elsewhere, or under a distribution strategy, which reads ahead, use `train_from`.
         """
         with tf.device("CPU:0"):
             started = tf.Variable(-1, dtype=tf.int64, trainable=False)
         epoch = tf.data.Dataset.from_tensors(1).map(lambda _: started.assign_add(1))
+        # `train_epoch` prefetches, and this outer part does not: an iterator that is made and never
+        # asked, as `fit` makes one per epoch, must not count.
         return epoch.flat_map(self.train_epoch).apply(
             tf.data.experimental.assert_cardinality(self.steps_per_epoch)
+        )
+
+    def _batches(self, epochs, cardinality):
+        batches = epochs.flat_map(self._rows).map(self._batch, num_parallel_calls=AUTOTUNE)
+        return batches.apply(tf.data.experimental.assert_cardinality(cardinality)).prefetch(
+            AUTOTUNE
         )
 
 

@@ -146,7 +146,8 @@ def _read_image(path):
 class TinyImagenetConfig(tfds.core.BuilderConfig):
     """Where the images come from: the archive, or `folder`."""
 
-    folder: Folder | None = None
+    # Left out of the representation, which tensorflow_datasets logs.
+    folder: Folder | None = dataclasses.field(default=None, repr=False)
 
 
 class TinyImagenet(tfds.core.GeneratorBasedBuilder):

@@ -1,11 +1,13 @@
 """The pipelines: what a batch holds, and that it follows from seed and epoch."""
 
+import json
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from examples import data, models
+from examples import data, data_speed, models, show_batch
 from examples.augment import epoch_plan, normalise, shift_and_flip
 
 MEAN, STD = np.array([0.4914, 0.4822, 0.4465]), np.array([0.2023, 0.1994, 0.2010])
@@ -325,3 +327,53 @@ def test_synthetic_images_of_any_size(size):
     colours = np.stack([train_x[train_y == k].mean((0, 1, 2)) for k in range(10)])
     nearest = np.square(x.mean((1, 2))[:, None] - colours).sum(-1).argmin(1)
     assert np.mean(nearest == y) > 0.9  # a network has something to learn
+
+
+# Programs
+
+
+def test_show_batch_draws_the_batch(tmp_path, capsys):
+    made = data.load("digits", batch_size=11)
+    figure = show_batch.draw(made, epoch=2)
+    images, labels = batches(made.train_epoch(2))[0]
+    shown = [axes for axes in figure.axes if axes.images]
+    assert [axes.get_title() for axes in shown] == [str(label) for label in labels]
+    for axes, image in zip(shown, images, strict=True):
+        np.testing.assert_allclose(
+            axes.images[0].get_array(), image[..., 0] * 0.376 + 0.3053, atol=1e-6
+        )
+
+    out = tmp_path / "batch.png"
+    show_batch.main(["--dataset", "synthetic", "--batch-size", "4", "--out", str(out)])
+    assert out.read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(SystemExit, match="2"):
+        show_batch.main(["--dataset", "digits", "--out", str(tmp_path / "none" / "batch.png")])
+    assert "No such file" in capsys.readouterr().err
+
+
+def test_data_speed_writes_a_record(tmp_path, capsys):
+    out = tmp_path / "speed.json"
+    data_speed.main(["--images", "128", "--image-size", "8", "--rounds", "3", "--out", str(out)])
+    record = json.loads(out.read_text())
+    assert {"settings", "versions", "device", "finished", "commit"} <= set(record)
+    for name, speeds in record["images_per_second"].items():
+        assert len(speeds) == 3
+        assert record["median_images_per_second"][name] == sorted(speeds)[1] > 0
+    medians = record["median_images_per_second"]
+    assert record["times_as_fast"] == round(medians["batched"] / medians["per_image"], 2)
+    with pytest.raises(SystemExit, match="2"):
+        data_speed.main(["--images", "10"])
+    assert "`images` must be an integer of at least 64" in capsys.readouterr().err
+
+
+def test_the_pipeline_that_speed_is_measured_against_does_the_same():
+    pixels, labels = random_images(count=40, size=8).train
+    pipeline = data_speed.per_image(pixels, labels, batch_size=5)
+    first, second = joined(pipeline), joined(pipeline)
+    assert not np.array_equal(first[0], second[0])
+    moves = [(y, x, f) for y in range(-4, 5) for x in range(-4, 5) for f in (0, 1)]
+    views = np.array([pad_crop_flip(image, *move) for image in pixels for move in moves])
+    known = {view.tobytes() for view in views}
+    shown = np.round((first[0] * STD + MEAN) * 255).astype("uint8")
+    assert len(shown) == 20
+    assert all(image.tobytes() in known for image in shown)

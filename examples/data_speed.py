@@ -1,0 +1,119 @@
+"""Measures our batched augmentation against a `map` of tf.image functions over single images.
+
+    python -m examples.data_speed --out examples/results/data_speed.json
+
+Both shuffle uint8 images that lie in memory, pad, crop, flip and normalise them, and prefetch.
+They take turns, so that whatever else the machine does meets both; a round is one epoch of each.
+"""
+
+import argparse
+import json
+import statistics
+import time
+
+import numpy as np
+import tensorflow as tf
+
+from examples import data, records
+from examples.checks import check_integer
+
+SOURCE = data.Source(read=None)
+
+
+def per_image(pixels, labels, batch_size):
+    """The paper's augmentation written with tf.image, one image at a time."""
+    height, width, channels = pixels.shape[1:]
+    pad = SOURCE.max_shift
+
+    def augment(image, label):
+        image = tf.pad(image, [(pad, pad), (pad, pad), (0, 0)])
+        image = tf.image.random_crop(image, (height, width, channels))
+        image = tf.image.random_flip_left_right(image)
+        return (tf.image.convert_image_dtype(image, tf.float32) - SOURCE.mean) / SOURCE.std, label
+
+    dataset = tf.data.Dataset.from_tensor_slices((pixels, labels)).shuffle(len(labels))
+    dataset = dataset.map(augment, num_parallel_calls=tf.data.AUTOTUNE)
+    return dataset.batch(batch_size).prefetch(tf.data.AUTOTUNE)
+
+
+def measure(images=20_000, image_size=32, batch_size=64, rounds=7):
+    """Images per second of both pipelines.
+
+    Args:
+        images: positive integer, images in an epoch. Defaults to `20_000`.
+        image_size: positive integer, their height and width. Defaults to `32`.
+        batch_size: positive integer. Defaults to `64`.
+        rounds: positive integer, epochs that are timed, after one that is not. Defaults to `7`.
+
+    Returns:
+        A dict: the settings, and for each pipeline the images per second of every round and their
+        median, and how many times the one median is of the other.
+    """
+    for name, value in (("image_size", image_size), ("rounds", rounds)):
+        check_integer(name, value, 1)
+    check_integer("images", images, batch_size)
+    random = np.random.default_rng(0)
+    pixels = random.integers(0, 256, (images, image_size, image_size, 3), dtype="uint8")
+    part = pixels, random.integers(0, 10, images).astype("int32")
+    ours = data.from_images(
+        "random", data.Images(part, part, 10), SOURCE, batch_size=batch_size, validation_size=0
+    ).train
+    pipelines = {"batched": ours, "per_image": per_image(*part, batch_size)}
+    seconds = {name: [] for name in pipelines}
+    for _ in range(rounds + 1):
+        for name, dataset in pipelines.items():
+            seconds[name].append(_seconds(dataset))
+    speeds = {name: [round(images / s) for s in times[1:]] for name, times in seconds.items()}
+    medians = {name: round(statistics.median(speed)) for name, speed in speeds.items()}
+    return {
+        "settings": {
+            "images": images,
+            "image_size": image_size,
+            "batch_size": batch_size,
+            "rounds": rounds,
+        },
+        "images_per_second": speeds,
+        "median_images_per_second": medians,
+        "times_as_fast": round(medians["batched"] / medians["per_image"], 2),
+    }
+
+
+def _seconds(dataset):
+    start = time.perf_counter()
+    for _ in dataset:
+        pass
+    return time.perf_counter() - start
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(
+        prog="python -m examples.data_speed",
+        description="Measures the batched augmentation against a map over single images.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--out", help="JSON record to write")
+    parser.add_argument("--images", type=int, default=20_000, help="images in an epoch")
+    parser.add_argument("--image-size", type=int, default=32, help="their height and width")
+    parser.add_argument("--batch-size", type=int, default=64, help="images in a batch")
+    parser.add_argument("--rounds", type=int, default=7, help="epochs of each that are timed")
+    options = parser.parse_args(arguments)
+    try:
+        result = measure(options.images, options.image_size, options.batch_size, options.rounds)
+        for name, speed in result["median_images_per_second"].items():
+            print(f"{name:9} {speed:8,} images/s")
+        print(f"{result['times_as_fast']} times as fast")
+        if options.out:
+            about = {
+                "finished": records.now(),
+                "commit": records.commit(),
+                "versions": records.versions(),
+                "device": records.device(),
+            }
+            with records.replacing(options.out) as temporary:
+                temporary.write_text(json.dumps({**result, **about}, indent=1) + "\n")
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+
+
+if __name__ == "__main__":
+    main()
