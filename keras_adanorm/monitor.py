@@ -25,7 +25,8 @@ class GradientNormMonitor(keras.callbacks.Callback):
     The correction fired where `||s_t|| > ||g_t||`. Nothing is added to the training step: after
     a step the averages of all variables are read from the device in one go. The norms are those
     that the optimizer saw, so after clipping, loss scaling and gradient accumulation. A gradient
-    below the rounding of `e_t` counts as zero, and a zero gradient as not corrected.
+    below the rounding of `e_t` counts as zero, and a zero gradient as not corrected. Where a
+    gradient is missing or not finite, `e_t` stays, which looks like a gradient of norm `e_t`.
 
     Each epoch adds three entries to `logs`, all means over variables and observed steps:
 
@@ -118,7 +119,6 @@ class GradientNormMonitor(keras.callbacks.Callback):
         self._corrected_norms = list(state["corrected_gradient_norms"])
 
     def on_train_begin(self, logs=None):
-        self._optimizer = _with_norms(self.model.optimizer)
         if self.model.steps_per_execution != 1:
             raise ValueError(
                 "GradientNormMonitor must see every step, so the model must be compiled with "
@@ -127,7 +127,7 @@ class GradientNormMonitor(keras.callbacks.Callback):
             )
         self._missed = False
         # An optimizer that is not built yet starts from e_0 = 0.
-        self._step, self._averages = self._read() if self._optimizer.built else (0, 0.0)
+        self._step, self._averages = self._read() if self._optimizer().built else (0, 0.0)
         self._plan()
 
     def on_epoch_begin(self, epoch, logs=None):
@@ -137,8 +137,6 @@ class GradientNormMonitor(keras.callbacks.Callback):
         self._batches_to_skip -= 1
         if self._batches_to_skip >= 0:
             return
-        if hasattr(self.model, "jax_state_sync"):
-            self.model.jax_state_sync()
         step, averages = self._read()
         if step == self._step + 1 and step % self.every == 0:
             self._observe(step, averages)
@@ -165,14 +163,18 @@ class GradientNormMonitor(keras.callbacks.Callback):
         distance = (self.every - 1 - self._step) % self.every or 1
         self._skipped = self._batches_to_skip = distance - 1
 
+    def _optimizer(self):
+        # On JAX, `self.model` brings the variables up to date before it hands out the model.
+        return _with_norms(self.model.optimizer)
+
     def _read(self):
-        averages = [e for e in self._optimizer.norm_averages if e is not None]
-        values = ops.convert_to_numpy(ops.stack([e.value for e in averages]))
+        optimizer = self._optimizer()
+        averages = [e.value for e in optimizer.norm_averages if e is not None]
         # The sum makes a number of a step counter that is mirrored on several devices, too.
-        return int(ops.add(self._optimizer.iterations, 0)), values
+        return int(ops.add(optimizer.iterations, 0)), ops.convert_to_numpy(ops.stack(averages))
 
     def _observe(self, step, averages):
-        optimizer = self._optimizer
+        optimizer = self._optimizer()
         before, after, fired = norms_between(
             self._averages, averages, optimizer.gamma, getattr(optimizer, "max_correction", None)
         )

@@ -1,0 +1,121 @@
+"""How the optimizers are made fast, in one place; what they compute is in their own files.
+
+- TensorFlow: the update of one variable is a `tf.function` that all variables of a shape share,
+  compiled by XLA if the variable is large: one pass over memory in the place of a dozen, at the cost
+  of one compilation per shape. Called eagerly, all of them together are one `tf.function` more.
+- torch: the update runs on lists of tensors, see `tensor_list`.
+- JAX compiles what its caller jits. Anything else (a `tf.distribute` strategy, a step that XLA
+  compiles as a whole) takes Keras' own path through `update_step`, with the same results.
+"""
+
+import contextlib
+
+import keras
+
+from keras_adanorm.l2_norm import is_compiled_by_xla
+from keras_adanorm.step import Step
+
+# From this many elements on, one pass over memory saves more than the start of a program costs.
+XLA_MINIMUM_SIZE = 2**14
+
+
+def set_untracked(optimizer, name, value):
+    """Sets an attribute that the tracking of Keras and TensorFlow is not to wrap or save."""
+    object.__setattr__(optimizer, name, value)
+
+
+def device_of(optimizer, variable):
+    """A context in which a new variable lies where the given one does (TensorFlow only)."""
+    strategy = getattr(optimizer, "_distribution_strategy", None)
+    if keras.backend.backend() != "tensorflow" or strategy is None:
+        return contextlib.nullcontext()
+    return strategy.extended.colocate_vars_with(getattr(variable, "value", variable))
+
+
+def fast_update(optimizer):
+    """The faster form of `_backend_update_step` where there is one here and now, else `None`."""
+    backend = keras.backend.backend()
+    if backend == "torch":
+        return optimizer._parallel_update_step
+    if backend == "tensorflow" and not _is_distributed(optimizer) and not is_compiled_by_xla():
+        if not hasattr(optimizer, "_tensorflow_update"):
+            set_untracked(optimizer, "_tensorflow_update", TensorFlowUpdate(optimizer))
+        return optimizer._tensorflow_update
+    return None
+
+
+def update_in_lists(optimizer, gradients, variables, learning_rate):
+    """The update on torch: see `tensor_list`."""
+    import torch
+
+    from keras_adanorm.tensor_list import update_in_groups
+
+    with torch.no_grad():
+        update_in_groups(optimizer, gradients, variables, learning_rate)
+
+
+def _is_distributed(optimizer):
+    import tensorflow as tf
+
+    return tf.distribute.has_strategy() or (
+        optimizer._distribution_strategy.extended._num_replicas_in_sync > 1
+    )
+
+
+class TensorFlowUpdate:
+    """Updates variables by functions that are traced, and for large ones compiled, once a shape."""
+
+    def __init__(self, optimizer):
+        self._optimizer = optimizer
+        self._one_variable = {}
+        self._all_variables = {}
+
+    def __call__(self, gradients, variables, learning_rate):
+        import tensorflow as tf
+
+        variables = [getattr(variable, "value", variable) for variable in variables]
+        iterations = keras.ops.convert_to_tensor(self._optimizer.iterations)
+        learning_rate = keras.ops.convert_to_tensor(learning_rate)
+        if not tf.executing_eagerly():
+            self._update(gradients, variables, learning_rate, iterations)
+            return
+        key = tuple(id(variable) for variable in variables)
+        if key not in self._all_variables:
+            self._all_variables[key] = tf.function(
+                lambda *arguments: self._update(arguments[0], variables, *arguments[1:])
+            )
+        self._all_variables[key](gradients, learning_rate, iterations)
+
+    def _update(self, gradients, variables, learning_rate, iterations):
+        for gradient, variable in zip(gradients, variables, strict=True):
+            index = self._optimizer._get_variable_index(variable)
+            state = {name: slots[index].value for name, slots in self._optimizer._slots.items()}
+            self._function(variable, gradient)(
+                gradient, variable, learning_rate, iterations, state
+            )
+
+    def _function(self, variable, gradient):
+        import tensorflow as tf
+
+        key = (tuple(variable.shape), variable.dtype, gradient.dtype)
+        if key not in self._one_variable:
+
+            def update(gradient, variable, learning_rate, iterations, state):
+                gradient = tf.ensure_shape(gradient, variable.shape)
+                step = Step(
+                    self._optimizer, gradient, variable, learning_rate, iterations, state
+                )
+                self._optimizer.update_step(gradient, step, learning_rate)
+
+            compiled = variable.shape.num_elements() >= XLA_MINIMUM_SIZE and _has_xla(variable)
+            self._one_variable[key] = tf.function(
+                update, jit_compile=compiled, autograph=False
+            )
+        return self._one_variable[key]
+
+
+def _has_xla(variable):
+    import tensorflow as tf
+
+    on_gpu = "GPU" in variable.device
+    return tf.test.is_built_with_xla() and (not on_gpu or tf.test.is_built_with_gpu_support())

@@ -1,0 +1,105 @@
+"""The L2 norm of a gradient, free of overflow and underflow, in one pass over memory."""
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_adanorm import precision
+
+# A compiler (XLA on a CPU) adds the squares of a long vector one after the other, on one core. In
+# this many rows it can work on several at a time, and in each add this many squares at once.
+_ROWS, _LANES = 16, 8
+_LONG = 2**15
+
+
+def l2_norm(tensor):
+    """The L2 norm of a tensor of any rank, `sqrt(sum(x ** 2))`, over all its elements.
+
+    A finite tensor gives a finite norm, held at the dtype's largest number if it lies beyond, and
+    a norm of 0 only if all elements are 0 (or subnormal, which most hardware takes for 0).
+
+    Args:
+        tensor: Floating point tensor of any shape, or a `TensorList`.
+
+    Returns:
+        A scalar tensor, float64 for a float64 tensor, else float32; for a `TensorList` a vector
+        with the norm of each of its tensors.
+    """
+    if hasattr(tensor, "l2_norms"):
+        return tensor.l2_norms()
+    tensor = precision.to_compute_dtype(tensor)
+    flat = ops.reshape(tensor, (-1,))
+    if tensor.dtype != _wider(tensor.dtype):
+        # The squares of float32 numbers neither overflow nor underflow in float64.
+        norm = ops.sqrt(_sum_of_squares(ops.cast(flat, _wider(tensor.dtype))))
+        norm = ops.where(
+            ops.isfinite(norm), precision.minimum(norm, precision.largest(tensor.dtype)), norm
+        )
+        return ops.cast(norm, tensor.dtype)
+    if _is_short(flat):
+        return _scaled_norm(flat)
+    squared_norm = _sum_of_squares(flat)
+    limits = np.finfo(keras.backend.standardize_dtype(tensor.dtype))
+    safe = ops.logical_and(
+        squared_norm >= float(limits.tiny / limits.eps**2), squared_norm <= float(limits.max)
+    )
+    return _cond(safe, lambda: ops.sqrt(squared_norm), lambda: _scaled_norm(flat))
+
+
+def _cond(predicate, if_true, if_false):
+    if keras.backend.backend() == "jax":
+        import jax
+
+        if not isinstance(predicate, jax.core.Tracer):  # else compiled anew at every call
+            return if_true() if predicate else if_false()
+    return ops.cond(predicate, if_true, if_false)
+
+
+def _wider(dtype):
+    """The dtype to sum the squares in: float64 for float32, where the backend has it."""
+    dtype = keras.backend.standardize_dtype(dtype)
+    return "float64" if keras.backend.backend() == "tensorflow" else dtype
+
+
+def _scaled_norm(flat):
+    """The norm by way of the largest element: exact in range, but twice through memory."""
+    scale = ops.max(ops.abs(flat))
+    scaled = flat / ops.where(scale > 0, scale, ops.ones_like(scale))
+    norm = scale * ops.sqrt(ops.sum(scaled * scaled))
+    finite = ops.isfinite(scale)  # an Inf or NaN in the tensor stays one in the norm
+    return ops.where(finite, precision.minimum(norm, precision.largest(flat.dtype)), scale)
+
+
+def _sum_of_squares(flat):
+    size = flat.shape[0]
+    if _is_short(flat) or not is_compiled_by_xla():
+        return ops.sum(flat * flat)
+    body = size - size % (_ROWS * _LANES)
+    blocks = ops.reshape(flat[:body], (_ROWS, _LANES, -1))
+    squares = [blocks[:, i] * blocks[:, i] for i in range(_LANES)]
+    while len(squares) > 1:
+        squares = [a + b for a, b in zip(squares[::2], squares[1::2], strict=True)]
+    total = ops.sum(ops.sum(squares[0], axis=1))
+    return total + ops.sum(flat[body:] * flat[body:]) if body < size else total
+
+
+def _is_short(flat):
+    return flat.shape[0] is None or flat.shape[0] < _LONG
+
+
+def is_compiled_by_xla():
+    """Whether the operations being recorded go to XLA as one program. Only speed depends on it."""
+    if keras.backend.backend() == "jax":
+        # A tensor that is spread over devices is summed where it lies: leave its shape alone.
+        return keras.distribution.distribution() is None
+    if keras.backend.backend() != "tensorflow":
+        return False
+    import tensorflow as tf
+
+    try:
+        from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
+    except ImportError:
+        return False
+    return not tf.executing_eagerly() and GraphOrParentsInXlaContext(
+        tf.compat.v1.get_default_graph()
+    )

@@ -1,0 +1,60 @@
+"""The gradient norm correction of AdaNorm as one pure function.
+
+Source: Dubey, Singh and Chaudhuri, "AdaNorm: Adaptive Gradient Norm Correction based Optimizer for
+CNNs", WACV 2023, equations 2 to 4.
+"""
+
+from keras import ops
+
+from keras_adanorm import precision
+from keras_adanorm.l2_norm import l2_norm
+
+
+def correct_norm(gradient, average, gamma=0.95, max_correction=None):
+    """Scales a gradient up to the moving average of its norm where it is smaller.
+
+    ```
+    e_t = gamma * e_{t-1} + (1 - gamma) * ||g_t||                        (equation 4)
+    s_t = (e_t / ||g_t||) * g_t   if e_t > ||g_t||   else   g_t          (equation 3)
+    ```
+
+    The norm is the L2 norm over all elements (equation 2), taken so that it neither overflows nor
+    underflows. Three cases that the paper leaves open:
+
+    - `||g_t|| = 0`: there is no direction to scale, so `s_t = g_t = 0`, and `e_t` decays.
+    - A norm that is not finite (an Inf or NaN in the gradient): `e_t = e_{t-1}` and `s_t = g_t`.
+    - `e_t / ||g_t||` beyond the largest number of the dtype: the ratio is held at that number.
+
+    Args:
+        gradient: Floating point tensor of any shape: `g_t`.
+        average: Scalar tensor, float64 for a float64 gradient, else float32: `e_{t-1}`, which is
+            0 before the first step. Its unit is the gradient's.
+        gamma: Float in [0, 1), the decay of the average. With 0 nothing is ever corrected.
+            Defaults to `0.95`.
+        max_correction: Float, at least 1, an upper bound on `e_t / ||g_t||`, or `None` for no
+            bound. Defaults to `None`.
+
+    Returns:
+        A tuple `(s_t, e_t)`: the corrected gradient, of the shape of `gradient`, and the new
+        average, a scalar; both in float64 for a float64 gradient, else in float32.
+
+    Example:
+
+    >>> import numpy as np
+    >>> from keras_adanorm import correct_norm
+    >>> g = np.array([3.0, 4.0], "float32")                     # ||g|| = 5
+    >>> s, e = correct_norm(g, np.float32(25.0), gamma=0.5)      # e = 0.5 * 25 + 0.5 * 5
+    >>> float(e), np.asarray(s).tolist()
+    (15.0, [9.0, 12.0])
+    """
+    if not hasattr(gradient, "l2_norms"):  # one tensor, not a list of them
+        gradient = precision.to_compute_dtype(gradient)
+    norm = l2_norm(gradient)
+    finite = ops.isfinite(norm)
+    average = ops.where(finite, gamma * average + (1 - gamma) * norm, average)
+    if gamma == 0:  # e_t is the norm itself: the gradient passes, to the last bit
+        return gradient, average
+    fires = ops.logical_and(finite, ops.logical_and(average > norm, norm > 0))
+    bound = precision.largest(norm.dtype) if max_correction is None else max_correction
+    ratio = precision.minimum(average / ops.where(fires, norm, ops.ones_like(norm)), bound)
+    return gradient * ops.where(fires, ratio, ops.ones_like(norm)), average

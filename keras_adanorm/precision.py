@@ -1,0 +1,57 @@
+"""The dtypes of the arithmetic: at least float32, whatever the dtype of a variable."""
+
+import keras
+import numpy as np
+from keras import ops
+
+
+def compute_dtype(dtype):
+    """The dtype in which a variable of `dtype` is updated: float64 for float64, else float32.
+
+    In bfloat16 0.999 is 1, and in float16 1e-8 is 0: neither can hold an optimizer's state.
+    """
+    return "float64" if keras.backend.standardize_dtype(dtype) == "float64" else "float32"
+
+
+def to_compute_dtype(tensor):
+    """The tensor (a variable, an array) as a dense tensor in its compute dtype."""
+    tensor = dense(ops.convert_to_tensor(tensor))
+    return ops.cast(tensor, compute_dtype(tensor.dtype))
+
+
+def dense(tensor):
+    """The tensor without sparse storage: the rows of an embedding's gradient summed and in place."""
+    if tensor is None:
+        return None
+    backend = keras.backend.backend()
+    if backend == "tensorflow":
+        import tensorflow as tf
+
+        if isinstance(tensor, tf.IndexedSlices):
+            return tf.convert_to_tensor(tensor)
+        if isinstance(tensor, tf.SparseTensor):
+            return tf.sparse.to_dense(tf.sparse.reorder(tensor))
+    elif backend == "torch":
+        if getattr(tensor, "is_sparse", False):
+            return tensor.to_dense()
+    elif backend == "jax" and hasattr(tensor, "todense"):
+        return tensor.todense()
+    return tensor
+
+
+def largest(dtype):
+    """The largest finite number of a compute dtype, as a Python float."""
+    return float(np.finfo(keras.backend.standardize_dtype(dtype)).max)
+
+
+def minimum(tensor, number):
+    """The elementwise minimum with a Python number, in the tensor's own dtype.
+
+    `ops.minimum` takes float64 to float32 on torch (Keras 3.15).
+    """
+    return ops.where(tensor < number, tensor, ops.convert_to_tensor(number, tensor.dtype))
+
+
+def maximum(tensor, number):
+    """The elementwise maximum with a Python number, in the tensor's own dtype."""
+    return ops.where(tensor > number, tensor, ops.convert_to_tensor(number, tensor.dtype))
