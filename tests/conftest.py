@@ -1,0 +1,18 @@
+"""Fixtures of all tests. They run on the backend that `KERAS_BACKEND` names."""
+
+import os
+
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def default_precision():
+    """Gives back `floatx` and the dtype policy that a test has changed."""
+    floatx, policy = keras.config.floatx(), keras.config.dtype_policy()
+    yield
+    keras.config.set_floatx(floatx)
+    keras.config.set_dtype_policy(policy)
