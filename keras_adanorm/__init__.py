@@ -1,5 +1,20 @@
+"""AdaNorm optimizers for Keras 3: gradients whose norm does not fall below its own average."""
+
 from keras_adanorm.adabelief import AdaBelief, AdaBeliefNorm
 from keras_adanorm.adam_norm import AdamNorm
 from keras_adanorm.diff_grad import DiffGrad, DiffGradNorm
+from keras_adanorm.monitor import GradientNormMonitor
 from keras_adanorm.norm_correction import correct_norm
 from keras_adanorm.radam import Radam, RadamNorm
+
+__all__ = [
+    "AdaBelief",
+    "AdaBeliefNorm",
+    "AdamNorm",
+    "DiffGrad",
+    "DiffGradNorm",
+    "GradientNormMonitor",
+    "Radam",
+    "RadamNorm",
+    "correct_norm",
+]

@@ -1,8 +1,8 @@
 """How the optimizers are made fast, in one place; what they compute is in their own files.
 
 - TensorFlow: the update of one variable is a `tf.function` that all variables of a shape share,
-  compiled by XLA if the variable is large: one pass over memory in the place of a dozen, at the cost
-  of one compilation per shape. Called eagerly, all of them together are one `tf.function` more.
+  compiled by XLA if the variable is large: one pass over memory in the place of a dozen, at the
+  cost of one compilation per shape. For eager calls, one more `tf.function` holds them all.
 - torch: the update runs on lists of tensors, see `tensor_list`.
 - JAX compiles what its caller jits. Anything else (a `tf.distribute` strategy, a step that XLA
   compiles as a whole) takes Keras' own path through `update_step`, with the same results.
@@ -12,6 +12,7 @@ import contextlib
 
 import keras
 
+from keras_adanorm import precision
 from keras_adanorm.l2_norm import is_compiled_by_xla
 from keras_adanorm.step import Step
 
@@ -29,7 +30,12 @@ def device_of(optimizer, variable):
     strategy = getattr(optimizer, "_distribution_strategy", None)
     if keras.backend.backend() != "tensorflow" or strategy is None:
         return contextlib.nullcontext()
-    return strategy.extended.colocate_vars_with(getattr(variable, "value", variable))
+    return strategy.extended.colocate_vars_with(native(variable))
+
+
+def native(variable):
+    """The backend's own variable of a Keras variable; a TensorFlow variable as it is."""
+    return variable.value if isinstance(variable, keras.Variable) else variable
 
 
 def fast_update(optimizer):
@@ -73,16 +79,17 @@ class TensorFlowUpdate:
     def __call__(self, gradients, variables, learning_rate):
         import tensorflow as tf
 
-        variables = [getattr(variable, "value", variable) for variable in variables]
-        iterations = keras.ops.convert_to_tensor(self._optimizer.iterations)
-        learning_rate = keras.ops.convert_to_tensor(learning_rate)
+        variables = [native(variable) for variable in variables]
+        iterations = precision.as_tensor(self._optimizer.iterations)
+        learning_rate = precision.as_tensor(learning_rate)
         if not tf.executing_eagerly():
             self._update(gradients, variables, learning_rate, iterations)
             return
         key = tuple(id(variable) for variable in variables)
         if key not in self._all_variables:
             self._all_variables[key] = tf.function(
-                lambda *arguments: self._update(arguments[0], variables, *arguments[1:])
+                lambda *arguments: self._update(arguments[0], variables, *arguments[1:]),
+                autograph=False,
             )
         self._all_variables[key](gradients, learning_rate, iterations)
 
@@ -90,9 +97,7 @@ class TensorFlowUpdate:
         for gradient, variable in zip(gradients, variables, strict=True):
             index = self._optimizer._get_variable_index(variable)
             state = {name: slots[index].value for name, slots in self._optimizer._slots.items()}
-            self._function(variable, gradient)(
-                gradient, variable, learning_rate, iterations, state
-            )
+            self._function(variable, gradient)(gradient, variable, learning_rate, iterations, state)
 
     def _function(self, variable, gradient):
         import tensorflow as tf
@@ -102,15 +107,11 @@ class TensorFlowUpdate:
 
             def update(gradient, variable, learning_rate, iterations, state):
                 gradient = tf.ensure_shape(gradient, variable.shape)
-                step = Step(
-                    self._optimizer, gradient, variable, learning_rate, iterations, state
-                )
+                step = Step(self._optimizer, gradient, variable, learning_rate, iterations, state)
                 self._optimizer.update_step(gradient, step, learning_rate)
 
             compiled = variable.shape.num_elements() >= XLA_MINIMUM_SIZE and _has_xla(variable)
-            self._one_variable[key] = tf.function(
-                update, jit_compile=compiled, autograph=False
-            )
+            self._one_variable[key] = tf.function(update, jit_compile=compiled, autograph=False)
         return self._one_variable[key]
 
 

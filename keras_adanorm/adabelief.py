@@ -3,11 +3,50 @@
 import keras
 
 from keras_adanorm.base import AdaptiveOptimizer, NormCorrection
+from keras_adanorm.documentation import documented
 
 
 @keras.saving.register_keras_serializable(package="keras_adanorm")
+@documented()
 class AdaBelief(AdaptiveOptimizer):
-    """DOC"""
+    """Adam whose second moment averages the squared surprise, `(g_t - m_t)^2`.
+
+    The step is large where the gradient is as the first moment predicts, and small where it is not:
+
+    ```
+    m_t = beta_1 * m_{t-1} + (1 - beta_1) * g_t
+    v_t = beta_2 * v_{t-1} + (1 - beta_2) * (g_t - m_t)^2
+    m_hat = m_t / (1 - beta_1^t),   v_hat = v_t / (1 - beta_2^t)
+    w_t = w_{t-1} - learning_rate * m_hat / (sqrt(v_hat + epsilon_root) + epsilon)
+    ```
+
+    All operations are elementwise. All averages start at 0. Gradients and updates are tensors of
+    the variable's shape.
+
+    With `epsilon_root=epsilon / (1 - beta_2)` the class reproduces the AdaBelief of the released
+    AdaNorm code, which adds epsilon to `v_t` at every step.
+
+    Args:
+        {{arguments}}
+
+    Raises:
+        {{raises}}
+
+    Example:
+
+    >>> import keras
+    >>> from keras_adanorm import AdaBelief
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    >>> model.compile(optimizer=AdaBelief(learning_rate=1e-3), loss="mse")
+    >>> history = model.fit(keras.ops.ones((8, 4)), keras.ops.zeros((8, 1)), verbose=0)
+    >>> int(model.optimizer.iterations)
+    1
+
+    Source:
+        Zhuang et al., "AdaBelief Optimizer: Adapting Stepsizes by the Belief in Observed
+        Gradients", NeurIPS 2020; as in Dubey, Singh and Chaudhuri, "AdaNorm", WACV 2023,
+        supplementary, AdaBelief algorithm.
+    """
 
     def update_step(self, gradient, variable, learning_rate):
         """Updates a variable and its state."""
@@ -19,5 +58,48 @@ class AdaBelief(AdaptiveOptimizer):
 
 
 @keras.saving.register_keras_serializable(package="keras_adanorm")
+@documented(
+    plain="`AdaBelief` bit for bit",
+    moments="the residual of the second moment is `s_t - m_t` where it is corrected",
+)
 class AdaBeliefNorm(NormCorrection, AdaBelief):
-    """DOC"""
+    """AdaBelief whose first moment averages the norm-corrected gradient.
+
+    The residual in the second moment is taken from the gradient `g_t`, the first moment sees `s_t`:
+
+    ```
+    e_t = gamma * e_{t-1} + (1 - gamma) * ||g_t||
+    s_t = (e_t / ||g_t||) * g_t   if e_t > ||g_t||   else   g_t
+    m_t = beta_1 * m_{t-1} + (1 - beta_1) * s_t
+    v_t = beta_2 * v_{t-1} + (1 - beta_2) * (g_t - m_t)^2
+    m_hat = m_t / (1 - beta_1^t),   v_hat = v_t / (1 - beta_2^t)
+    w_t = w_{t-1} - learning_rate * m_hat / (sqrt(v_hat + epsilon_root) + epsilon)
+    ```
+
+    All operations are elementwise but the norm, which is the L2 norm of each variable's own
+    gradient. All averages start at 0. Gradients and updates are tensors of the variable's shape.
+
+    With `epsilon_root=epsilon / (1 - beta_2)` and `corrected_moments="both"` the class reproduces
+    the authors' released code, which adds epsilon to `v_t` at every step and takes `(s_t - m_t)^2`.
+
+    Args:
+        {{arguments}}
+
+    Raises:
+        {{raises}}
+
+    Example:
+
+    >>> import keras
+    >>> from keras_adanorm import AdaBeliefNorm
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    >>> model.compile(optimizer=AdaBeliefNorm(learning_rate=1e-3), loss="mse")
+    >>> history = model.fit(keras.ops.ones((8, 4)), keras.ops.zeros((8, 1)), verbose=0)
+    >>> int(model.optimizer.iterations)
+    1
+
+    Source:
+        Dubey, Singh and Chaudhuri, "AdaNorm: Adaptive Gradient Norm Correction based Optimizer for
+        CNNs", WACV 2023, supplementary, AdaBeliefNorm
+        algorithm.
+    """

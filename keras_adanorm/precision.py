@@ -13,14 +13,23 @@ def compute_dtype(dtype):
     return "float64" if keras.backend.standardize_dtype(dtype) == "float64" else "float32"
 
 
+def as_tensor(value):
+    """The value (a variable, an array, a number) as a tensor, a variable as it stands now."""
+    if keras.backend.backend() == "tensorflow":  # there `ops` takes a variable for a tensor
+        import tensorflow as tf
+
+        return tf.convert_to_tensor(value)
+    return ops.convert_to_tensor(value)
+
+
 def to_compute_dtype(tensor):
     """The tensor (a variable, an array) as a dense tensor in its compute dtype."""
-    tensor = dense(ops.convert_to_tensor(tensor))
+    tensor = as_tensor(dense(tensor))
     return ops.cast(tensor, compute_dtype(tensor.dtype))
 
 
 def dense(tensor):
-    """The tensor without sparse storage: the rows of an embedding's gradient summed and in place."""
+    """The tensor without sparse storage, an embedding's gradient with its repeated rows summed."""
     if tensor is None:
         return None
     backend = keras.backend.backend()

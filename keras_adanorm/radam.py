@@ -7,11 +7,56 @@ from keras import ops
 
 from keras_adanorm import precision
 from keras_adanorm.base import AdaptiveOptimizer, NormCorrection
+from keras_adanorm.documentation import documented
 
 
 @keras.saving.register_keras_serializable(package="keras_adanorm")
+@documented()
 class Radam(AdaptiveOptimizer):
-    """DOC"""
+    """Adam that takes no adaptive step until its variance can be trusted.
+
+    While the length `rho_t` of the average in the second moment is below 5, the step is that of SGD
+    with momentum; from then on it is adaptive and rectified:
+
+    ```
+    m_t = beta_1 * m_{t-1} + (1 - beta_1) * g_t
+    v_t = beta_2 * v_{t-1} + (1 - beta_2) * g_t^2
+    m_hat = m_t / (1 - beta_1^t)
+    rho_inf = 2 / (1 - beta_2) - 1,   rho_t = rho_inf - 2 * t * beta_2^t / (1 - beta_2^t)
+    if rho_t >= 5:
+        r = sqrt((1 - beta_2^t) * ((rho_t - 4) * (rho_t - 2) * rho_inf)
+                                / ((rho_inf - 4) * (rho_inf - 2) * rho_t))
+        w_t = w_{t-1} - learning_rate * r * m_hat / (sqrt(v_t + epsilon_root) + epsilon)
+    else:
+        w_t = w_{t-1} - learning_rate * m_hat
+    ```
+
+    All operations are elementwise. All averages start at 0. Gradients and updates are tensors of
+    the variable's shape.
+
+    The paper prints `1 - beta_2` in `r`, which is a slip: it would make every step about 30 times
+    smaller. Here it is `1 - beta_2^t`, as in Liu et al. 2020.
+
+    Args:
+        {{arguments}}
+
+    Raises:
+        {{raises}}
+
+    Example:
+
+    >>> import keras
+    >>> from keras_adanorm import Radam
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    >>> model.compile(optimizer=Radam(learning_rate=1e-3), loss="mse")
+    >>> history = model.fit(keras.ops.ones((8, 4)), keras.ops.zeros((8, 1)), verbose=0)
+    >>> int(model.optimizer.iterations)
+    1
+
+    Source:
+        Liu et al., "On the Variance of the Adaptive Learning Rate and Beyond", ICLR 2020; as in
+        Dubey, Singh and Chaudhuri, "AdaNorm", WACV 2023, supplementary, Radam algorithm.
+    """
 
     def update_step(self, gradient, variable, learning_rate):
         """Updates a variable and its state."""
@@ -40,8 +85,56 @@ class Radam(AdaptiveOptimizer):
 
 
 @keras.saving.register_keras_serializable(package="keras_adanorm")
+@documented(plain="`Radam` bit for bit")
 class RadamNorm(NormCorrection, Radam):
-    """DOC"""
+    """Radam whose first moment averages the norm-corrected gradient.
+
+    The second moment sees the gradient `g_t`, the first moment sees `s_t`:
+
+    ```
+    e_t = gamma * e_{t-1} + (1 - gamma) * ||g_t||
+    s_t = (e_t / ||g_t||) * g_t   if e_t > ||g_t||   else   g_t
+    m_t = beta_1 * m_{t-1} + (1 - beta_1) * s_t
+    v_t = beta_2 * v_{t-1} + (1 - beta_2) * g_t^2
+    m_hat = m_t / (1 - beta_1^t)
+    rho_inf = 2 / (1 - beta_2) - 1,   rho_t = rho_inf - 2 * t * beta_2^t / (1 - beta_2^t)
+    if rho_t >= 5:
+        r = sqrt((1 - beta_2^t) * ((rho_t - 4) * (rho_t - 2) * rho_inf)
+                                / ((rho_inf - 4) * (rho_inf - 2) * rho_t))
+        w_t = w_{t-1} - learning_rate * r * m_hat / (sqrt(v_t + epsilon_root) + epsilon)
+    else:
+        w_t = w_{t-1} - learning_rate * m_hat
+    ```
+
+    All operations are elementwise but the norm, which is the L2 norm of each variable's own
+    gradient. All averages start at 0. Gradients and updates are tensors of the variable's shape.
+
+    The paper prints `1 - beta_2` in `r`, which is a slip: it would make every step about 30 times
+    smaller. Here it is `1 - beta_2^t`, as in Liu et al. 2020.
+
+    With `gamma=0` the class reproduces the authors' released code, whose `e_t` is reset before
+    every step, so that it never corrects.
+
+    Args:
+        {{arguments}}
+
+    Raises:
+        {{raises}}
+
+    Example:
+
+    >>> import keras
+    >>> from keras_adanorm import RadamNorm
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    >>> model.compile(optimizer=RadamNorm(learning_rate=1e-3), loss="mse")
+    >>> history = model.fit(keras.ops.ones((8, 4)), keras.ops.zeros((8, 1)), verbose=0)
+    >>> int(model.optimizer.iterations)
+    1
+
+    Source:
+        Dubey, Singh and Chaudhuri, "AdaNorm: Adaptive Gradient Norm Correction based Optimizer for
+        CNNs", WACV 2023, supplementary, RadamNorm algorithm.
+    """
 
 
 THRESHOLD = 5.0  # the rho_t from which on the variance of the adaptive step is finite

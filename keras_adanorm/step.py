@@ -41,7 +41,7 @@ class Step:
 
     def read(self, name):
         """The state `name` as it stands."""
-        return ops.convert_to_tensor(self._state[name])
+        return precision.as_tensor(self._state[name])
 
     def write(self, name, value):
         """Replaces the state `name`."""
@@ -66,5 +66,5 @@ class Step:
         if keras.backend.standardize_dtype(self._variable.dtype) == self.dtype:
             self._optimizer.assign_sub(self._variable, delta)
         else:  # one rounding, of the new weight
-            variable = ops.cast(ops.convert_to_tensor(self._variable), self.dtype)
+            variable = ops.cast(precision.as_tensor(self._variable), self.dtype)
             self._optimizer.assign(self._variable, variable - delta)

@@ -91,9 +91,7 @@ class ListStep(Step):
     ops = FOREACH_OPS
 
     def __init__(self, optimizer, gradients, variables, learning_rate, iterations, states):
-        super().__init__(
-            optimizer, gradients[0], variables[0], learning_rate, iterations, states
-        )
+        super().__init__(optimizer, gradients[0], variables[0], learning_rate, iterations, states)
         dtype = getattr(torch, self.dtype)
         self.gradient = TensorList(gradient.to(dtype) for gradient in gradients)
         self._variables = [variable.value for variable in variables]
@@ -117,7 +115,9 @@ class ListStep(Step):
         if self._variables[0].dtype == delta.tensors[0].dtype:
             torch._foreach_sub_(self._variables, delta.tensors)
         else:
-            rounded = [w.to(d.dtype) - d for w, d in zip(self._variables, delta.tensors, strict=True)]
+            rounded = [
+                w.to(d.dtype) - d for w, d in zip(self._variables, delta.tensors, strict=True)
+            ]
             torch._foreach_copy_(self._variables, rounded)
 
 
