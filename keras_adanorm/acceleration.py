@@ -43,7 +43,7 @@ def fast_update(optimizer):
     backend = keras.backend.backend()
     if backend == "torch":
         return optimizer._parallel_update_step
-    if backend == "tensorflow" and not _is_distributed(optimizer) and not is_compiled_by_xla():
+    if backend == "tensorflow" and not is_distributed(optimizer) and not is_compiled_by_xla():
         if not hasattr(optimizer, "_tensorflow_update"):
             set_untracked(optimizer, "_tensorflow_update", TensorFlowUpdate(optimizer))
         return optimizer._tensorflow_update
@@ -60,7 +60,10 @@ def update_in_lists(optimizer, gradients, variables, learning_rate):
         update_in_groups(optimizer, gradients, variables, learning_rate)
 
 
-def _is_distributed(optimizer):
+def is_distributed(optimizer):
+    """Whether a `tf.distribute` strategy is to sum the replicas' gradients before the update."""
+    if keras.backend.backend() != "tensorflow":
+        return False
     import tensorflow as tf
 
     return tf.distribute.has_strategy() or (

@@ -49,12 +49,17 @@ def correct_norm(gradient, average, gamma=0.95, max_correction=None):
     """
     if not hasattr(gradient, "l2_norms"):  # one tensor, not a list of them
         gradient = precision.to_compute_dtype(gradient)
-    norm = l2_norm(gradient)
+    ratio, average = norm_ratio(l2_norm(gradient), average, gamma, max_correction)
+    return (gradient if ratio is None else gradient * ratio), average
+
+
+def norm_ratio(norm, average, gamma, max_correction=None):
+    """The scalars of `correct_norm`: `||s_t|| / ||g_t||`, or `None` if it is always 1, and `e_t`."""
     finite = ops.isfinite(norm)
     average = ops.where(finite, gamma * average + (1 - gamma) * norm, average)
     if gamma == 0:  # e_t is the norm itself: the gradient passes, to the last bit
-        return gradient, average
+        return None, average
     fires = ops.logical_and(finite, ops.logical_and(average > norm, norm > 0))
     bound = precision.largest(norm.dtype) if max_correction is None else max_correction
     ratio = precision.minimum(average / ops.where(fires, norm, ops.ones_like(norm)), bound)
-    return gradient * ops.where(fires, ratio, ops.ones_like(norm)), average
+    return ops.where(fires, ratio, ops.ones_like(norm)), average
