@@ -6,10 +6,12 @@ from keras_adanorm.diff_grad import DiffGrad, DiffGradNorm
 from keras_adanorm.monitor import GradientNormMonitor
 from keras_adanorm.norm_correction import correct_norm
 from keras_adanorm.radam import Radam, RadamNorm
+from keras_adanorm.wrapper import AdaNorm
 
 __all__ = [
     "AdaBelief",
     "AdaBeliefNorm",
+    "AdaNorm",
     "AdamNorm",
     "DiffGrad",
     "DiffGradNorm",
