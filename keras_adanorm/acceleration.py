@@ -38,6 +38,11 @@ def native(variable):
     return variable.value if isinstance(variable, keras.Variable) else variable
 
 
+def forget(optimizer):
+    """Drops what was traced with the values that the hyperparameters had until now."""
+    optimizer.__dict__.pop("_tensorflow_update", None)
+
+
 def fast_update(optimizer):
     """The faster form of `_backend_update_step` where there is one here and now, else `None`."""
     backend = keras.backend.backend()
@@ -88,11 +93,15 @@ class TensorFlowUpdate:
         if not tf.executing_eagerly():
             self._update(gradients, variables, learning_rate, iterations)
             return
-        key = tuple(id(variable) for variable in variables)
+        gradients = [precision.as_tensor(gradient) for gradient in gradients]
+        key = tuple((id(v), g.dtype) for g, v in zip(gradients, variables, strict=True))
         if key not in self._all_variables:
-            self._all_variables[key] = tf.function(
-                lambda *arguments: self._update(arguments[0], variables, *arguments[1:]),
-                autograph=False,
+
+            def update(gradients, learning_rate, iterations):
+                self._update(gradients, variables, learning_rate, iterations)
+
+            self._all_variables[key] = tf.function(update, autograph=False).get_concrete_function(
+                gradients, learning_rate, iterations
             )
         self._all_variables[key](gradients, learning_rate, iterations)
 

@@ -77,6 +77,11 @@ class AdaptiveOptimizer(keras.optimizers.Optimizer):
         self.epsilon = number_at_least(0, "epsilon", epsilon)
         self.epsilon_root = number_at_least(0, "epsilon_root", epsilon_root)
 
+    def __setattr__(self, name, value):
+        super().__setattr__(name, value)
+        if not name.startswith("_"):  # a hyperparameter, maybe
+            acceleration.forget(self)
+
     def build(self, variables):
         """Creates the state of an optimizer for these variables."""
         if self.built:

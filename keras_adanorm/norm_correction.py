@@ -54,7 +54,7 @@ def correct_norm(gradient, average, gamma=0.95, max_correction=None):
 
 
 def norm_ratio(norm, average, gamma, max_correction=None):
-    """The scalars of `correct_norm`: `||s_t|| / ||g_t||`, or `None` if it is always 1, and `e_t`."""
+    """The scalars of `correct_norm`: `||s_t|| / ||g_t||`, `None` if it is always 1, and `e_t`."""
     finite = ops.isfinite(norm)
     average = ops.where(finite, gamma * average + (1 - gamma) * norm, average)
     if gamma == 0:  # e_t is the norm itself: the gradient passes, to the last bit

@@ -1,0 +1,400 @@
+"""Measures what an optimizer's update costs beside that of keras.optimizers.Adam.
+
+    python -m examples.step_time                      # about 15 minutes on 2 cores
+    python -m examples.step_time --quick              # under a minute; proves that it runs
+    KERAS_BACKEND=jax python -m examples.step_time    # also torch; on a GPU where there is one
+
+All optimizers are timed in one process on variables of the same shapes, in interleaved rounds: in
+each round every optimizer runs a few updates, so that a change in the machine's speed meets all.
+What is reported is the median over the rounds of the ratio to Adam within the same round, with the
+interquartile range; milliseconds stand beside it. The record is a JSON file.
+
+Modes. TensorFlow: `eager` (optimizer.apply), `graph` (inside a plain tf.function), `xla` (inside a
+tf.function with jit_compile=True). JAX: `jit` (a jitted stateless_apply that donates its buffers).
+torch: `eager`.
+"""
+
+import argparse
+import gc
+import json
+import os
+import pathlib
+import sys
+import time
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
+import numpy as np
+
+import keras_adanorm
+from examples import models, records
+
+OPTIMIZERS = {
+    "Adam": keras.optimizers.Adam,
+    "AdamNorm": keras_adanorm.AdamNorm,
+    "DiffGradNorm": keras_adanorm.DiffGradNorm,
+    "RadamNorm": keras_adanorm.RadamNorm,
+    "AdaBeliefNorm": keras_adanorm.AdaBeliefNorm,
+    "DiffGrad": keras_adanorm.DiffGrad,
+    "Radam": keras_adanorm.Radam,
+    "AdaBelief": keras_adanorm.AdaBelief,
+}
+MODES = {"tensorflow": ("eager", "graph", "xla"), "jax": ("jit",), "torch": ("eager",)}
+RESULTS = pathlib.Path(__file__).parent / "results" / "step_time"
+
+
+def model_shapes(name):
+    """The shapes of a model's trainable variables."""
+    model = models.build(name, 10)
+    return [tuple(variable.shape) for variable in model.trainable_variables]
+
+
+def equal_shapes(parameters, variables):
+    """`variables` square matrices with `parameters` elements in all, as nearly as can be."""
+    side = max(1, round((parameters / variables) ** 0.5))
+    return [(side, side)] * variables
+
+
+class Candidate:
+    """An optimizer on variables of its own, ready to be called again and again."""
+
+    def __init__(self, make_optimizer, shapes, gradients, mode):
+        rng = np.random.default_rng(1)
+        self.variables = [
+            keras.Variable(0.05 * rng.standard_normal(shape, "float32"), name=f"w{i}")
+            for i, shape in enumerate(shapes)
+        ]
+        self.optimizer = make_optimizer()
+        self.optimizer.build(self.variables)
+        start = time.perf_counter()
+        self._update = self._updater(mode, gradients)
+        self.run(1)
+        self.seconds_to_first_update = time.perf_counter() - start
+        self.run(1)
+
+    def _updater(self, mode, gradients):
+        if mode == "jit":
+            return self._jax_updater(gradients)
+
+        def update():
+            self.optimizer.apply(gradients, self.variables)
+
+        if mode == "eager":
+            return update
+        import tensorflow as tf
+
+        tf.get_logger().setLevel("ERROR")  # every optimizer traces this function: no retracing
+
+        @tf.function(jit_compile=mode == "xla", autograph=False)
+        def compiled(gradients):
+            self.optimizer.apply(gradients, self.variables)
+
+        return lambda: compiled(gradients)
+
+    def _jax_updater(self, gradients):
+        import jax
+
+        step = jax.jit(self.optimizer.stateless_apply, donate_argnums=(0, 2))
+        state = [
+            [jax.numpy.copy(v.value) for v in self.optimizer.variables],
+            [jax.numpy.copy(v.value) for v in self.variables],
+        ]
+
+        def update():
+            state[1], state[0] = step(state[0], gradients, state[1])
+            self._pending = state
+
+        return update
+
+    def run(self, times):
+        """Seconds that `times` updates take, waiting for the last."""
+        start = time.perf_counter()
+        for _ in range(times):
+            self._update()
+        self._wait()
+        return time.perf_counter() - start
+
+    def _wait(self):
+        backend = keras.backend.backend()
+        if backend == "jax":
+            import jax
+
+            jax.block_until_ready(self._pending)
+        elif backend == "torch":
+            import torch
+
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
+        elif keras.backend.backend() == "tensorflow":
+            import tensorflow as tf
+
+            if tf.config.list_physical_devices("GPU"):
+                self.variables[-1].value[(0,) * len(self.variables[-1].shape)].numpy()
+
+
+def make_gradients(shapes):
+    rng = np.random.default_rng(0)
+    return [
+        keras.ops.convert_to_tensor(0.01 * rng.standard_normal(shape, "float32"))
+        for shape in shapes
+    ]
+
+
+def measure(makers, shapes, mode, rounds, seconds_per_round):
+    """Times every optimizer of `makers` in interleaved rounds; a dict with one row for each."""
+    gradients = make_gradients(shapes)
+    candidates = {}
+    for name, make in makers.items():
+        candidates[name] = Candidate(make, shapes, gradients, mode)
+        progress(f"  {mode}: {name} is ready")
+    times = {}
+    for name, candidate in candidates.items():
+        once = candidate.run(2) / 2
+        times[name] = max(1, min(200, int(seconds_per_round / once)))
+    seconds = {name: [] for name in candidates}
+    for _ in range(rounds):
+        for name, candidate in candidates.items():
+            seconds[name].append(candidate.run(times[name]) / times[name])
+    base = np.array(seconds[next(iter(seconds))])
+    rows = {}
+    for name, candidate in candidates.items():
+        ratios = np.array(seconds[name]) / base
+        rows[name] = {
+            "milliseconds": _quartiles(1e3 * np.array(seconds[name])),
+            "ratio_to_adam": _quartiles(ratios),
+            "seconds_to_first_update": candidate.seconds_to_first_update,
+        }
+    del candidates, gradients
+    gc.collect()
+    return rows
+
+
+def _quartiles(values):
+    low, median, high = np.percentile(values, [25, 50, 75])
+    return {"median": float(median), "lower_quartile": float(low), "upper_quartile": float(high)}
+
+
+def fit_times(rounds, steps=60):
+    """Seconds per step of `model.fit`, where the update matters: many parameters, small batch."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((4 * steps, 256), "float32")
+    y = rng.integers(0, 10, 4 * steps)
+    fits = {}
+    for name in ("Adam", "AdamNorm"):
+        keras.utils.set_random_seed(0)
+        layers = [keras.layers.Dense(1024, activation="relu") for _ in range(6)]
+        model = keras.Sequential([keras.Input((256,)), *layers, keras.layers.Dense(10)])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(OPTIMIZERS[name](), loss)
+        model.fit(x, y, batch_size=4, verbose=0)
+        fits[name] = model
+    seconds = {name: [] for name in fits}
+    for _ in range(rounds):
+        for name, model in fits.items():
+            start = time.perf_counter()
+            model.fit(x, y, batch_size=4, verbose=0)
+            seconds[name].append((time.perf_counter() - start) / steps)
+    ratios = np.array(seconds["AdamNorm"]) / np.array(seconds["Adam"])
+    return {
+        "parameters": fits["Adam"].count_params(),
+        "batch_size": 4,
+        "milliseconds": {name: _quartiles(1e3 * np.array(s)) for name, s in seconds.items()},
+        "ratio_to_adam": _quartiles(ratios),
+    }
+
+
+def scaling(mode, rounds, parameters, variables, seconds_per_round):
+    """Update times over the number of parameters and variables, with the cost fitted to each."""
+    makers = {name: OPTIMIZERS[name] for name in ("Adam", "AdamNorm")}
+    rows = []
+    for size, count in [(size, 10) for size in parameters] + [(10**6, n) for n in variables]:
+        progress(f"scaling: {size:.0e} parameters in {count} variables")
+        shapes = equal_shapes(size, count)
+        rows.append(
+            {
+                "parameters": int(sum(np.prod(shape) for shape in shapes)),
+                "variables": count,
+                "optimizers": measure(makers, shapes, mode, rounds, seconds_per_round),
+            }
+        )
+    cost = {}
+    for name in makers:
+        size = np.array([[r["parameters"], r["variables"], 1.0] for r in rows])
+        time_ = np.array([r["optimizers"][name]["milliseconds"]["median"] for r in rows]) / 1e3
+        weight = 1 / time_  # a relative error counts the same at every size
+        fitted = _nonnegative_least_squares(size * weight[:, None], time_ * weight)
+        cost[name] = dict(
+            zip(("nanoseconds_per_parameter", "microseconds_per_variable"), fitted, strict=False)
+        )
+        cost[name]["nanoseconds_per_parameter"] *= 1e9
+        cost[name]["microseconds_per_variable"] *= 1e6
+    return {"mode": mode, "rows": rows, "fitted_cost": cost}
+
+
+def _nonnegative_least_squares(matrix, target):
+    from scipy.optimize import nnls
+
+    scale = np.linalg.norm(matrix, axis=0)
+    return (nnls(matrix / scale, target)[0] / scale).tolist()
+
+
+def memory_speed(megabytes, rounds):
+    """Bytes read and written per second by a large copy, with NumPy on the host: the yardstick."""
+    source = np.ones(megabytes * 2**18, "float32")
+    target = np.empty_like(source)
+    seconds = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        np.copyto(target, source)
+        seconds.append(time.perf_counter() - start)
+    return 2 * source.nbytes / float(np.median(seconds)) / 1e9
+
+
+def state_and_peak(shapes, mode):
+    """Bytes of the state, and how far an update raises the peak of the process' memory."""
+    result = {}
+    for name in OPTIMIZERS:
+        code = (
+            f"from examples import step_time;step_time.print_memory({name!r}, {shapes!r}, {mode!r})"
+        )
+        import subprocess
+
+        output = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout
+        result[name] = json.loads(output.splitlines()[-1])
+        progress(f"  memory, {mode}: {name}")
+    return result
+
+
+def print_memory(name, shapes, mode):
+    """In a process of its own: prints the state's bytes and the peak of ten updates as JSON."""
+    gradients = make_gradients(shapes)
+    candidate = Candidate(OPTIMIZERS[name], shapes, gradients, mode)
+    state = sum(int(np.prod(v.shape)) * 4 for v in candidate.optimizer.variables)
+    scalars = sum(len(v.shape) == 0 for v in candidate.optimizer.variables)
+    before = _resident_bytes("VmRSS")
+    pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from here
+    candidate.run(10)
+    peak = _resident_bytes("VmHWM")
+    print(json.dumps({"state_bytes": state, "scalars": scalars, "update_bytes": peak - before}))
+
+
+def _resident_bytes(field):
+    for line in pathlib.Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) * 1024
+    raise OSError(f"/proc/self/status has no {field}")
+
+
+def progress(text):
+    print(text, file=sys.stderr, flush=True)
+
+
+def _accelerator():
+    """ "gpu" where the backend has one, else "cpu"."""
+    backend = keras.backend.backend()
+    if backend == "tensorflow":
+        import tensorflow as tf
+
+        return "gpu" if tf.config.list_physical_devices("GPU") else "cpu"
+    if backend == "jax":
+        import jax
+
+        return jax.default_backend()
+    import torch
+
+    return "gpu" if torch.cuda.is_available() else "cpu"
+
+
+def print_table(title, rows):
+    print(
+        f"\n{title}\n{'optimizer':15s} {'ms':>9s} {'ratio to Adam':>14s} {'(quartiles)':>15s}",
+        end="",
+    )
+    print(f" {'first update, s':>16s}")
+    for name, row in rows.items():
+        ratio = row["ratio_to_adam"]
+        quartiles = f"({ratio['lower_quartile']:.2f}-{ratio['upper_quartile']:.2f})"
+        print(
+            f"{name:15s} {row['milliseconds']['median']:9.2f} {ratio['median']:14.3f} "
+            f"{quartiles:>15s} {row['seconds_to_first_update']:16.1f}"
+        )
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(
+        prog="python -m examples.step_time",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    backend = keras.backend.backend()
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, two rounds, no record")
+    parser.add_argument("--rounds", type=int, default=11, help="interleaved rounds (default: 11)")
+    parser.add_argument(
+        "--models", nargs="*", default=["vgg16", "resnet50"], choices=sorted(models.MODELS)
+    )
+    parser.add_argument("--modes", nargs="*", default=list(MODES[backend]), choices=MODES[backend])
+    parser.add_argument("--skip", nargs="*", default=[], choices=["fit", "scaling", "memory"])
+    parser.add_argument(
+        "--output", type=pathlib.Path, help="the record (default: examples/results/step_time)"
+    )
+    options = parser.parse_args(arguments)
+    if options.rounds < 1:
+        parser.error(f"argument --rounds: must be an integer >= 1, got {options.rounds}")
+
+    rounds, seconds = (2, 0.01) if options.quick else (options.rounds, 0.25)
+    record = {
+        "kind": "step_time",
+        "time": records.now(),
+        "commit": records.commit(),
+        "versions": records.versions(),
+        "device": records.device(),
+        "rounds": rounds,
+        "updates": {},
+    }
+    shape_sets = {name: model_shapes(name) for name in options.models}
+    if options.quick:
+        shape_sets = {"quick": [(3, 3, 64, 64), (64,), (64, 10), (10,)]}
+        options.skip = ["scaling", "memory"]
+    for name, shapes in shape_sets.items():
+        for mode in options.modes:
+            progress(f"{name}: {mode}")
+            rows = measure(OPTIMIZERS, shapes, mode, rounds, seconds)
+            record["updates"].setdefault(name, {})[mode] = rows
+            parameters = sum(int(np.prod(shape)) for shape in shapes)
+            record["updates"][name]["parameters"] = parameters
+            record["updates"][name]["variables"] = len(shapes)
+            print_table(f"{name}, {len(shapes)} variables, {parameters:,} parameters: {mode}", rows)
+    record["memory_gigabytes_per_second"] = memory_speed(16 if options.quick else 256, 7)
+    print(f"\nlarge copy: {record['memory_gigabytes_per_second']:.1f} GB/s read and written")
+    if "memory" not in options.skip and sys.platform == "linux":
+        for mode in options.modes:
+            record.setdefault("memory", {})[mode] = state_and_peak(
+                next(iter(shape_sets.values())), mode
+            )
+        print(json.dumps(record["memory"], indent=1))
+    if "fit" not in options.skip:
+        record["fit"] = fit_times(2 if options.quick else rounds, 5 if options.quick else 60)
+        print(f"\nmodel.fit, AdamNorm to Adam: {record['fit']['ratio_to_adam']}")
+    if "scaling" not in options.skip:
+        record["scaling"] = scaling(
+            options.modes[-2] if len(options.modes) > 1 else options.modes[0],
+            min(rounds, 5),
+            [10**4, 10**5, 10**6, 10**7, 10**8],
+            [1, 10, 100, 1000],
+            0.1,
+        )
+        for name, cost in record["scaling"]["fitted_cost"].items():
+            print(f"{name}: {cost}")
+    if options.output or not options.quick:
+        output = options.output or RESULTS / f"{backend}-{_accelerator()}.json"
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with records.replacing(output) as temporary:
+            temporary.write_text(json.dumps(record, indent=1) + "\n")
+        print(f"wrote {output}")
+
+
+if __name__ == "__main__":
+    main()
