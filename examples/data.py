@@ -118,8 +118,6 @@ class Data:
         with tf.device("CPU:0"):
             started = tf.Variable(-1, dtype=tf.int64, trainable=False)
         epoch = tf.data.Dataset.from_tensors(1).map(lambda _: started.assign_add(1))
-        # `train_epoch` prefetches, and this outer part does not: an iterator that is made and never
-        # asked, as `fit` makes one per epoch, must not count.
         return epoch.flat_map(self.train_epoch).apply(
             tf.data.experimental.assert_cardinality(self.steps_per_epoch)
         )
