@@ -29,17 +29,18 @@ def l2_norm(tensor):
         return tensor.l2_norms()
     tensor = precision.to_compute_dtype(tensor)
     flat = ops.reshape(tensor, (-1,))
-    if tensor.dtype != _wider(tensor.dtype):
+    dtype = keras.backend.standardize_dtype(tensor.dtype)
+    if dtype != _wider(dtype):
         # The squares of float32 numbers neither overflow nor underflow in float64.
-        norm = ops.sqrt(_sum_of_squares(ops.cast(flat, _wider(tensor.dtype))))
+        norm = ops.sqrt(_sum_of_squares(ops.cast(flat, _wider(dtype))))
         norm = ops.where(
-            ops.isfinite(norm), precision.minimum(norm, precision.largest(tensor.dtype)), norm
+            ops.isfinite(norm), precision.minimum(norm, precision.largest(dtype)), norm
         )
-        return ops.cast(norm, tensor.dtype)
+        return ops.cast(norm, dtype)
     if _is_short(flat):
         return _scaled_norm(flat)
     squared_norm = _sum_of_squares(flat)
-    limits = np.finfo(keras.backend.standardize_dtype(tensor.dtype))
+    limits = np.finfo(dtype)
     safe = ops.logical_and(
         squared_norm >= float(limits.tiny / limits.eps**2), squared_norm <= float(limits.max)
     )
@@ -57,17 +58,19 @@ def _cond(predicate, if_true, if_false):
 
 def _wider(dtype):
     """The dtype to sum the squares in: float64 for float32, where the backend has it."""
-    dtype = keras.backend.standardize_dtype(dtype)
     return "float64" if keras.backend.backend() == "tensorflow" else dtype
 
 
 def _scaled_norm(flat):
     """The norm by way of the largest element: exact in range, but twice through memory."""
-    scale = ops.max(ops.abs(flat))
+    largest = precision.largest(flat.dtype)
+    peak = ops.max(ops.abs(flat), initial=0.0)
+    # The reciprocal of a number near the largest is subnormal, which a compiler may take for 0.
+    scale = precision.minimum(peak, largest / 64)
     scaled = flat / ops.where(scale > 0, scale, ops.ones_like(scale))
     norm = scale * ops.sqrt(ops.sum(scaled * scaled))
-    finite = ops.isfinite(scale)  # an Inf or NaN in the tensor stays one in the norm
-    return ops.where(finite, precision.minimum(norm, precision.largest(flat.dtype)), scale)
+    # An Inf or NaN in the tensor stays one in the norm; XLA's maximum may have lost the NaN.
+    return ops.where(ops.isfinite(peak), precision.minimum(norm, largest), peak)
 
 
 def _sum_of_squares(flat):

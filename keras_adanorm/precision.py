@@ -54,13 +54,13 @@ def largest(dtype):
 
 
 def minimum(tensor, number):
-    """The elementwise minimum with a Python number, in the tensor's own dtype.
+    """The elementwise minimum with a Python number, in the tensor's own dtype; NaN stays NaN.
 
     `ops.minimum` takes float64 to float32 on torch (Keras 3.15).
     """
-    return ops.where(tensor < number, tensor, ops.convert_to_tensor(number, tensor.dtype))
+    return ops.where(tensor > number, ops.convert_to_tensor(number, tensor.dtype), tensor)
 
 
 def maximum(tensor, number):
-    """The elementwise maximum with a Python number, in the tensor's own dtype."""
-    return ops.where(tensor > number, tensor, ops.convert_to_tensor(number, tensor.dtype))
+    """The elementwise maximum with a Python number, in the tensor's own dtype; NaN stays NaN."""
+    return ops.where(tensor < number, ops.convert_to_tensor(number, tensor.dtype), tensor)

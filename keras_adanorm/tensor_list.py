@@ -63,6 +63,8 @@ class TensorList:
         limits = torch.finfo(norms.dtype)
         unsafe = (norms < limits.tiny**0.5 / limits.eps) | ~norms.isfinite()
         for i in unsafe.nonzero().flatten().tolist():
+            if tensors[i].numel() == 0:
+                continue
             scale = tensors[i].abs().max()
             if scale > 0 and scale.isfinite():
                 norms[i] = (scale * torch.linalg.vector_norm(tensors[i] / scale)).clamp(max=largest)
