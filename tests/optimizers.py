@@ -78,7 +78,7 @@ class Run:
     Args:
         optimizer: A new optimizer. It is built here.
         params: Dict of name to array, the starting weights.
-        dtype: The dtype of the variables.
+        dtype: The dtype of the variables, or a dict of name to dtype.
         mode: One of `MODES`.
 
     Example:
@@ -91,11 +91,11 @@ class Run:
 
     def __init__(self, optimizer, params, dtype="float32", mode=MODES[0]):
         self.optimizer = optimizer
-        self.dtype = dtype
         self.mode = mode
         self.names = list(params)
+        dtypes = dtype if isinstance(dtype, dict) else dict.fromkeys(params, dtype)
         self.variables = [
-            keras.Variable(np.asarray(value), dtype=dtype, name=name)
+            keras.Variable(np.asarray(value), dtype=dtypes[name], name=name)
             for name, value in params.items()
         ]
         optimizer.build(self.variables)
@@ -103,9 +103,9 @@ class Run:
         self.traces = 0
 
     def step(self, grads):
-        """Takes one step: `grads` is a dict of name to array, as wide as the variables or wider."""
-        dense = [keras.ops.convert_to_tensor(grads[name], self.dtype) for name in self.names]
-        self.apply(dense)
+        """Takes one step: `grads` is a dict of name to array, rounded to the variable's dtype."""
+        named = zip(self.names, self.variables, strict=True)
+        self.apply([keras.ops.convert_to_tensor(grads[name], v.dtype) for name, v in named])
 
     def apply(self, gradients):
         """Takes one step with a list of tensors, one per variable."""
@@ -236,10 +236,8 @@ def swinging_gradients(shapes, steps=12, seed=0):
     """A list of dicts of gradients whose size swings: the correction fires on some steps only."""
     random = np.random.default_rng(seed)
     scales = np.tile([1.0, 3.0, 0.2, 0.05, 2.0, 0.01], steps)[:steps]
-    return [
-        {
-            name: scale * np.float32(random.standard_normal(shape))
-            for name, shape in shapes.items()
-        }
-        for scale in scales
-    ]
+
+    def draw(shape, scale):
+        return scale * np.asarray(random.standard_normal(shape), "float32")
+
+    return [{name: draw(shape, scale) for name, shape in shapes.items()} for scale in scales]
