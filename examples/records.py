@@ -166,18 +166,32 @@ def versions():
 def device():
     """The machine: processor, cores, accelerators, backend."""
     import keras
-    import tensorflow as tf
 
-    details = tf.config.experimental.get_device_details
-    gpus = tf.config.list_physical_devices("GPU")
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count())
     return {
         "backend": keras.backend.backend(),
         "processor": _processor(),
         "cores": len(cores),
-        "gpus": [details(gpu).get("device_name", gpu.name) for gpu in gpus],
+        "gpus": _gpus(keras.backend.backend()),
         "system": f"{platform.system()} {platform.machine()}",
     }
+
+
+def _gpus(backend):
+    """The names of the GPUs that the backend sees."""
+    if backend == "jax":
+        import jax
+
+        return [device.device_kind for device in jax.devices() if device.platform == "gpu"]
+    if backend == "torch":
+        import torch
+
+        return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    import tensorflow as tf
+
+    details = tf.config.experimental.get_device_details
+    gpus = tf.config.list_physical_devices("GPU")
+    return [details(gpu).get("device_name", gpu.name) for gpu in gpus]
 
 
 def _processor():

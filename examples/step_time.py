@@ -292,22 +292,6 @@ def progress(text):
     print(text, file=sys.stderr, flush=True)
 
 
-def _accelerator():
-    """ "gpu" where the backend has one, else "cpu"."""
-    backend = keras.backend.backend()
-    if backend == "tensorflow":
-        import tensorflow as tf
-
-        return "gpu" if tf.config.list_physical_devices("GPU") else "cpu"
-    if backend == "jax":
-        import jax
-
-        return jax.default_backend()
-    import torch
-
-    return "gpu" if torch.cuda.is_available() else "cpu"
-
-
 def print_table(title, rows):
     print(
         f"\n{title}\n{'optimizer':15s} {'ms':>9s} {'ratio to Adam':>14s} {'(quartiles)':>15s}",
@@ -389,7 +373,10 @@ def main(arguments=None):
         for name, cost in record["scaling"]["fitted_cost"].items():
             print(f"{name}: {cost}")
     if options.output or not options.quick:
-        output = options.output or RESULTS / f"{backend}-{_accelerator()}.json"
+        output = (
+            options.output
+            or RESULTS / f"{backend}-{'gpu' if record['device']['gpus'] else 'cpu'}.json"
+        )
         output.parent.mkdir(parents=True, exist_ok=True)
         with records.replacing(output) as temporary:
             temporary.write_text(json.dumps(record, indent=1) + "\n")
