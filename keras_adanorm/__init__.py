@@ -8,6 +8,8 @@ from keras_adanorm.norm_correction import correct_norm
 from keras_adanorm.radam import Radam, RadamNorm
 from keras_adanorm.wrapper import AdaNorm
 
+__version__ = "0.1.0"
+
 __all__ = [
     "AdaBelief",
     "AdaBeliefNorm",

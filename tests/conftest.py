@@ -1,12 +1,22 @@
 """Fixtures of all tests. They run on the backend that `KERAS_BACKEND` names."""
 
 import os
+import pathlib
+import re
 
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
 import pytest
+
+# The examples and the tuning run on TensorFlow alone.
+collect_ignore = [
+    path.name
+    for path in pathlib.Path(__file__).parent.glob("test_*.py")
+    if keras.backend.backend() != "tensorflow"
+    and re.search(r"^(from|import) (examples|tuning)\b", path.read_text(), re.MULTILINE)
+]
 
 
 @pytest.fixture(autouse=True)
