@@ -359,6 +359,7 @@ def test_data_speed_writes_a_record(tmp_path, capsys):
     for name, speeds in record["images_per_second"].items():
         assert len(speeds) == 3
         assert record["median_images_per_second"][name] == sorted(speeds)[1] > 0
+        assert record["median_processor_us_per_image"][name] > 0
     medians = record["median_images_per_second"]
     assert record["times_as_fast"] == round(medians["batched"] / medians["per_image"], 2)
     with pytest.raises(SystemExit, match="2"):
