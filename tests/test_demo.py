@@ -1,0 +1,129 @@
+"""The demo: what it concludes from few runs, what it writes, what it refuses."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from examples import demo
+
+IMAGE = 1 / 360
+
+
+def some_runs(seeds=3, epochs=4, **shifts):
+    """Made-up curves; `shifts` moves the accuracies of the optimizers that it names."""
+    random = np.random.default_rng(0)
+    noise = 0.01 * random.random(seeds)  # within a seed all optimizers meet the same luck
+    runs = {}
+    for name in [name for pair in demo.PAIRS.items() for name in pair]:
+        runs[name] = [
+            {
+                "loss": list(np.geomspace(2, 0.2, epochs)),
+                "val_accuracy": list(np.linspace(0.3, 0.9, epochs) + luck + shifts.get(name, 0)),
+            }
+            for luck in noise
+        ]
+        if name not in demo.PAIRS:
+            for run in runs[name]:
+                run["corrections_fired"] = list(np.linspace(0, 0.5, epochs))
+    return runs
+
+
+def test_interval_is_that_of_students_t():
+    # Differences 1, 2, 3: mean 2, standard error 1/sqrt(3). With four intervals together at 95 %
+    # each one is at 98.75 %, where t with 2 degrees of freedom is 8.8602 (from its closed form).
+    p = 0.0125
+    t = 2 * (0.5 - p / 2) * np.sqrt(2 / (4 * (p / 2) * (1 - p / 2)))
+    mean, low, high = demo.compare([0, 0, 0], [1, 2, 3], resolution=1e-9)
+    assert mean == 2
+    assert np.allclose([low, high], [2 - t / np.sqrt(3), 2 + t / np.sqrt(3)], rtol=1e-6)
+
+
+def test_equal_differences_of_a_few_images_prove_nothing():
+    plain = np.array([0.90, 0.91, 0.92])
+    _, low, high = demo.compare(plain, plain + 2 * IMAGE, resolution=IMAGE)
+    assert low < 0 < high
+
+
+def test_one_seed_tells_nothing():
+    _, low, high = demo.compare([0.5], [0.9], resolution=IMAGE)
+    assert (low, high) == (-np.inf, np.inf)
+    assert demo.verdict("Adam", "AdamNorm", 0.4, low, high) == "one seed tells nothing"
+
+
+@pytest.mark.parametrize(
+    ("shift", "said"), [(0.0, "tie"), (0.05, "AdamNorm ahead"), (-0.05, "Adam ahead")]
+)
+def test_verdict_in_the_table(shift, said):
+    lines = demo.table(some_runs(AdamNorm=shift)).splitlines()
+    row = next(line for line in lines if line.startswith("AdamNorm - Adam"))
+    assert row.endswith(said)
+    assert f"{100 * shift:+.2f}" in row
+
+
+def test_table_rows():
+    rows = {line.split()[0]: line.split() for line in demo.table(some_runs()).splitlines()[1:9]}
+    assert set(rows) == {*demo.PAIRS, *demo.PAIRS.values()}
+    accuracies = 100 * np.array([r["val_accuracy"][-1] for r in some_runs()["Radam"]])
+    expected = [f"{accuracies.mean():.2f}", f"{accuracies.std(ddof=1):.2f}", "3"]
+    assert rows["Radam"][1:] == [*expected, "-"]
+    assert rows["RadamNorm"][1:] == [*expected, "25", "%"]
+
+
+@pytest.mark.parametrize(("seeds", "epochs"), [(1, 1), (3, 4)])
+def test_picture_shows_every_curve(tmp_path, seeds, epochs):
+    figure = demo._figure(some_runs(seeds, epochs))
+    lines = [line for axes in figure.axes for line in axes.lines]
+    assert len(figure.axes) == 12
+    assert len(lines) == 4 * (2 + 2 + 1)  # loss and accuracy of both, corrections of one
+    assert all(len(line.get_ydata()) == epochs for line in lines)
+    demo.draw(some_runs(seeds, epochs), tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_runs_of_a_seed_differ_by_the_optimizer_alone(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(demo, "PAIRS", {"Adam": "AdamNorm"})
+    path = tmp_path / "new" / "curves.png"
+    assert demo.main(["--seeds", "1", "--epochs", "1", "--output", str(path)]) == 0
+    printed = capsys.readouterr().out
+    assert "AdamNorm, seed 0 (run 2 of 2)" in printed
+    assert "45/45" in printed  # Keras' own progress
+    assert "one seed tells nothing" in printed
+    assert path.exists()
+    # e_0 = 0 corrects nothing at first: a first epoch that starts from the same weights and sees
+    # the same batches ends nearly where the plain optimizer's does.
+    plain, variant = (demo.train(name, 0, 1, 0) for name in ("Adam", "AdamNorm"))
+    assert plain["loss"] == pytest.approx(variant["loss"], rel=0.02)
+    assert plain["loss"] != variant["loss"]
+    assert 0 < variant["corrections_fired"][0] < 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--seeds", "0"], "Argument `seeds` must be an integer of at least 1. Received: seeds=0"),
+        (["--epochs", "-1"], "Argument `epochs` must be an integer of at least 1"),
+        (["--output", "curves.doc"], "Argument `output` must end in one of"),
+        (["--output", "/dev/null/x.png"], "/dev/null"),
+        (["--epochs", "many"], "argument --epochs: invalid int value: 'many'"),
+        (["--seed", "x", "--what"], "--seed"),
+    ],
+)
+def test_mistakes_are_one_line_before_any_training(arguments, complaint, capsys, monkeypatch):
+    monkeypatch.setattr(demo, "train", lambda *_: pytest.fail("trained"))
+    try:
+        status = demo.main(arguments)
+    except SystemExit as exit:
+        status = exit.code
+    printed = capsys.readouterr()
+    assert status == 2
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1
+    assert printed.err.startswith("python -m examples.demo: error: ")
+    assert complaint in printed.err
+
+
+def test_missing_package_is_named(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert demo.main([]) == 1
+    assert "pip install -e '.[examples]'" in capsys.readouterr().err
