@@ -54,9 +54,9 @@ class AdaptiveOptimizer(keras.optimizers.Optimizer):
             "loss_scale_factor": loss_scale_factor,
         }
         for argument, value in finite.items():
-            if isinstance(value, float) and not math.isfinite(value):
+            if _is_number(value) and not math.isfinite(value):
                 raise ValueError(
-                    f"Argument `{argument}` must be a finite number. Received: {argument}={value}"
+                    f"Argument `{argument}` must be a finite number. Received: {argument}={value!r}"
                 )
         super().__init__(
             learning_rate=learning_rate,
@@ -278,7 +278,7 @@ def decay_rate(argument, value):
     """The value as a float, if it can be the decay of an average: a number in [0, 1)."""
     if not _is_number(value) or not 0 <= value < 1:
         raise ValueError(
-            f"Argument `{argument}` must be in the range [0, 1). Received: {argument}={value}"
+            f"Argument `{argument}` must be in the range [0, 1). Received: {argument}={value!r}"
         )
     return float(value)
 
@@ -288,7 +288,7 @@ def number_at_least(minimum, argument, value, alternative=""):
     if not _is_number(value) or not minimum <= value < math.inf:
         raise ValueError(
             f"Argument `{argument}` must be {alternative}a finite number >= {minimum}. "
-            f"Received: {argument}={value}"
+            f"Received: {argument}={value!r}"
         )
     return float(value)
 
