@@ -15,7 +15,6 @@ from tests.golden_data import (
     official_arguments,
 )
 from tests.optimizers import (
-    MODES,
     NORM_CLASSES,
     Run,
     algorithm,
@@ -72,14 +71,14 @@ def optimizer_for(cls, arguments):
     return cls(**arguments)
 
 
-def assert_follows_golden(cls, setting, source, name, dtype, mode=MODES[0], **arguments):
+def assert_follows_golden(cls, setting, source, name, dtype, **arguments):
     """Runs through a golden trajectory. Compares every weight, e_t and correction on its way."""
     golden = GoldenRun(setting)
     arguments = {**golden.arguments, **arguments}
     tolerance = TOLERANCES[dtype]
     trajectory = golden.trajectory(source, name)
     with floatx(dtype):
-        run = Run(optimizer_for(cls, arguments), golden.initial, dtype, mode)
+        run = Run(optimizer_for(cls, arguments), golden.initial, dtype)
         reference = Reference(algorithm(cls), golden.initial, **arguments)
         for t in range(1, STEPS + 1):
             gradients = golden.gradients(t, run.params)
@@ -93,7 +92,8 @@ def assert_follows_golden(cls, setting, source, name, dtype, mode=MODES[0], **ar
             for tensor, e in run.e.items():
                 np.testing.assert_allclose(e, reference.e[tensor], rtol=0, atol=tolerance)
                 norm = np.linalg.norm(gradients[tensor].astype("float64"))
-                assert (e > norm) == (reference.e[tensor] > norm)
+                if arguments["gamma"] > 0:  # with 0 they are equal, up to rounding
+                    assert (e > norm) == (reference.e[tensor] > norm)
         assert_same_state(run, reference, tolerance, RELATIVE_TOLERANCES[dtype])
 
 
@@ -118,12 +118,6 @@ def test_released_code(cls, setting, dtype):
         algorithm(cls), SETTINGS[setting]["beta_2"], SETTINGS[setting]["epsilon"]
     )
     assert_follows_golden(cls, setting, "official", algorithm(cls), dtype, **arguments)
-
-
-@pytest.mark.parametrize("mode", MODES[1:])
-@every_class
-def test_paper_in_other_modes(cls, mode):
-    assert_follows_golden(cls, "alt", "paper", algorithm(cls), "float64", mode)
 
 
 SHAPES = {"matrix": (3, 4), "vector": (5,)}

@@ -1,0 +1,127 @@
+"""Bad arguments raise one clear line: the argument, the value and what is allowed."""
+
+import keras
+import numpy as np
+import pytest
+
+from tests.optimizers import every_class, every_norm_class
+
+NAN, INF = float("nan"), float("inf")
+DECAYS = (1, 1.0, -0.1, 2, NAN, INF, None, "0.9", True)
+NOT_NEGATIVE = (-1e-8, NAN, INF, None, "1e-8", True)
+
+
+@pytest.mark.parametrize("value", DECAYS, ids=repr)
+@pytest.mark.parametrize("argument", ["beta_1", "beta_2"])
+@every_class
+def test_beta_out_of_range(cls, argument, value):
+    with pytest.raises(ValueError) as error:
+        cls(**{argument: value})
+    assert str(error.value) == (
+        f"Argument `{argument}` must be in the range [0, 1). Received: {argument}={value!r}"
+    )
+
+
+@pytest.mark.parametrize("value", DECAYS, ids=repr)
+@every_norm_class
+def test_gamma_out_of_range(cls, value):
+    with pytest.raises(ValueError) as error:
+        cls(gamma=value)
+    assert str(error.value) == (
+        f"Argument `gamma` must be in the range [0, 1). Received: gamma={value!r}"
+    )
+
+
+@pytest.mark.parametrize("value", NOT_NEGATIVE, ids=repr)
+@pytest.mark.parametrize("argument", ["epsilon", "epsilon_root"])
+@every_class
+def test_epsilon_out_of_range(cls, argument, value):
+    with pytest.raises(ValueError) as error:
+        cls(**{argument: value})
+    assert str(error.value) == (
+        f"Argument `{argument}` must be a finite number >= 0. Received: {argument}={value!r}"
+    )
+
+
+@pytest.mark.parametrize("value", [0.99, 0, -1, NAN, INF, "2", True], ids=repr)
+@every_norm_class
+def test_max_correction_out_of_range(cls, value):
+    with pytest.raises(ValueError) as error:
+        cls(max_correction=value)
+    assert str(error.value) == (
+        "Argument `max_correction` must be None or a finite number >= 1. "
+        f"Received: max_correction={value!r}"
+    )
+
+
+@pytest.mark.parametrize("value", ["third", "First", "", None, 1, ["first"]], ids=repr)
+@every_norm_class
+def test_unknown_corrected_moments(cls, value):
+    with pytest.raises(ValueError) as error:
+        cls(corrected_moments=value)
+    assert str(error.value) == (
+        'Argument `corrected_moments` must be one of "first", "second", "both". '
+        f"Received: corrected_moments={value!r}"
+    )
+
+
+@pytest.mark.parametrize("value", [1, "0.1", None], ids=repr)
+@every_class
+def test_a_learning_rate_that_is_no_float(cls, value):
+    with pytest.raises(ValueError, match=f"`learning_rate` should be float.*{value}"):
+        cls(learning_rate=value)
+
+
+@pytest.mark.parametrize("value", [NAN, INF, -INF, np.float32("nan"), np.float64("inf")], ids=repr)
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "learning_rate",
+        "weight_decay",
+        "clipnorm",
+        "clipvalue",
+        "global_clipnorm",
+        "ema_momentum",
+        "loss_scale_factor",
+    ],
+)
+@every_class
+def test_numbers_of_the_base_class_that_are_not_finite(cls, argument, value):
+    with pytest.raises(ValueError) as error:
+        cls(**{argument: value})
+    message = str(error.value)
+    assert f"`{argument}`" in message and "finite" in message or "float" in message
+    assert message.count("\n") == 0
+
+
+@every_class
+def test_an_unknown_argument(cls):
+    with pytest.raises(ValueError, match="gama"):
+        cls(gama=0.9)
+
+
+@every_class
+def test_the_plain_optimizers_take_no_gamma(cls):
+    if hasattr(cls(), "gamma"):
+        return
+    for argument in ("gamma", "corrected_moments", "max_correction"):
+        with pytest.raises(ValueError, match=argument):
+            cls(**{argument: 0.9})
+
+
+@every_norm_class
+def test_what_is_allowed(cls):
+    optimizer = cls(
+        keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9),
+        beta_1=0,
+        beta_2=np.float64(0.5),
+        epsilon=0,
+        gamma=0,
+        max_correction=1,
+        epsilon_root=np.float32(0.5),
+    )
+    config = optimizer.get_config()
+    expected = dict(beta_1=0, beta_2=0.5, epsilon=0, gamma=0, max_correction=1, epsilon_root=0.5)
+    for name, value in expected.items():
+        assert type(config[name]) is float and config[name] == value
+    assert cls(max_correction=None, gamma=1 - 2**-53).gamma < 1
