@@ -105,9 +105,9 @@ class AdaNorm(keras.optimizers.Optimizer):
                 f"Received: {argument}={kwargs[argument]}"
             )
         optimizer = _wrappable(optimizer)
-        # The learning rate given here is not used: the inner optimizer holds it.
+        # The inner optimizer holds the learning rate and counts the steps: what the base class makes
+        # for both is not used and not saved.
         super().__init__(learning_rate=lambda: optimizer.learning_rate, name=name)
-        self._untrack_variable(self._variables[0])  # one count of the steps, the inner optimizer's
         self.gamma = decay_rate("gamma", gamma)
         self.max_correction = (
             None
@@ -192,7 +192,8 @@ class AdaNorm(keras.optimizers.Optimizer):
     @property
     def variables(self):
         """The inner optimizer's variables, then the averages `e_t`."""
-        return self.inner_optimizer.variables + self._variables
+        averages = [average for average in self._norm_averages if average is not None]
+        return self.inner_optimizer.variables + averages
 
     @property
     def norm_averages(self):
@@ -223,7 +224,8 @@ class AdaNorm(keras.optimizers.Optimizer):
         """Sets the values of all variables, in the order of `variables`."""
         count = len(self.inner_optimizer.variables)
         self.inner_optimizer.set_weights(weights[:count])
-        super().set_weights(weights[count:])
+        for variable, weight in zip(self.variables[count:], weights[count:], strict=True):
+            variable.assign(weight)
 
     def get_config(self):
         """The arguments with which to make the same optimizer, without its state."""
