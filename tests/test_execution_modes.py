@@ -1,0 +1,168 @@
+"""Eager, graph and XLA agree; nothing is traced twice; an update keeps no state in Python."""
+
+import numpy as np
+import pytest
+
+from keras_adanorm import AdamNorm, acceleration
+from tests.optimizers import (
+    BACKEND,
+    MODES,
+    NORM_CLASSES,
+    Run,
+    assert_bitwise_equal,
+    assert_same_state,
+    every_class,
+    every_mode,
+    every_pair,
+    run_beside_reference,
+    swinging_gradients,
+    tensorflow_only,
+    to_numpy,
+)
+
+SHAPES = {"matrix": (3, 4), "vector": (4,), "scalar": ()}
+PARAMS = {name: np.ones(shape) for name, shape in SHAPES.items()}
+
+
+def run_through(optimizer, gradients, params=PARAMS, **arguments):
+    run = Run(optimizer, params, **arguments)
+    for grads in gradients:
+        run.step(grads)
+    return run
+
+
+@every_mode
+@every_class
+def test_every_mode_follows_the_reference(cls, mode):
+    gradients = swinging_gradients(SHAPES, 8)
+    pairs = run_beside_reference(cls(0.01, beta_2=0.8), PARAMS, gradients, mode=mode)
+    for run, reference in pairs:
+        assert_same_state(run, reference, atol=2e-6, rtol=1e-5)
+    if mode != "eager":
+        assert run.traces == 1
+
+
+@tensorflow_only
+@every_class
+def test_programs_compiled_per_shape(cls, monkeypatch):
+    """Small variables as if they were large, and among them one that is left to the graph."""
+    monkeypatch.setattr(acceleration, "XLA_MINIMUM_SIZE", 4)
+    gradients = swinging_gradients(SHAPES, 8)
+    for run, reference in run_beside_reference(cls(0.01, beta_2=0.8), PARAMS, gradients):
+        assert_same_state(run, reference, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("cls", NORM_CLASSES)
+def test_large_variables(cls):
+    """Of a size that is compiled, and of one whose norm is summed in blocks."""
+    shapes = {"compiled": (130, 130), "blocks": (2**15 + 3,)}
+    params = {name: np.ones(shape) for name, shape in shapes.items()}
+    pairs = run_beside_reference(cls(0.01, beta_2=0.8), params, swinging_gradients(shapes, 5))
+    for run, reference in pairs:
+        assert_same_state(run, reference, atol=5e-6, rtol=2e-5)
+
+
+@every_mode
+@every_pair
+def test_gamma_zero_is_the_plain_optimizer_bit_for_bit(norm_cls, plain_cls, mode, monkeypatch):
+    """Weights and state, in float32 and bfloat16, compiled per shape and not."""
+    monkeypatch.setattr(acceleration, "XLA_MINIMUM_SIZE", 12)
+    shapes = {"small": (4,), "large": (5, 5), "small_half": (4,), "large_half": (5, 5)}
+    dtype = {name: "bfloat16" if "half" in name else "float32" for name in shapes}
+    params = {name: np.ones(shape) for name, shape in shapes.items()}
+    gradients = swinging_gradients(shapes, 8)
+    arguments = dict(learning_rate=0.01, beta_2=0.8)
+    norm = run_through(norm_cls(**arguments, gamma=0.0), gradients, params, dtype=dtype, mode=mode)
+    plain = run_through(plain_cls(**arguments), gradients, params, dtype=dtype, mode=mode)
+    assert_bitwise_equal(norm, plain)
+
+
+@every_class
+def test_nothing_is_traced_after_the_first_step(cls, monkeypatch):
+    calls = []
+    update_step = cls.update_step
+    monkeypatch.setattr(
+        cls, "update_step", lambda self, *a: (calls.append(1), update_step(self, *a))[1]
+    )
+    mode = {"tensorflow": "eager", "jax": "jit", "torch": None}[BACKEND]
+    if mode is None:
+        pytest.skip("torch runs the update as it stands")
+    run = Run(cls(0.01), PARAMS, mode=mode)
+    gradients = swinging_gradients(SHAPES, 5)
+    run.step(gradients[0])
+    traced = len(calls)
+    run.optimizer.learning_rate = 0.5
+    for grads in gradients[1:]:
+        run.step(grads)
+    run.optimizer.iterations.assign(1_000_000)
+    run.step(gradients[0])
+    assert 0 < len(calls) == traced == len(SHAPES)
+
+
+@every_mode
+@every_class
+def test_no_state_is_kept_in_python(cls, mode):
+    """With the variables put back, the same steps give the same bits."""
+    gradients = swinging_gradients(SHAPES, 6)
+    run = run_through(cls(0.01, beta_2=0.8), gradients[:3], mode=mode)
+    variables = run.variables + run.optimizer.variables
+    snapshot = [to_numpy(variable) for variable in variables]
+
+    def go_on():
+        for grads in gradients[3:]:
+            run.step(grads)
+        return [to_numpy(variable) for variable in variables]
+
+    first = go_on()
+    for variable, value in zip(variables, snapshot, strict=True):
+        variable.assign(value)
+    for one, other in zip(first, go_on(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.skipif(BACKEND != "jax", reason="needs JAX")
+@every_class
+def test_a_pure_step_leaks_nothing(cls):
+    import jax
+
+    run = Run(cls(0.01), PARAMS)
+    values = [v.value for v in run.variables]
+    state = [v.value for v in run.optimizer.variables]
+    gradients = [jax.numpy.ones(v.shape) for v in run.variables]
+    with jax.checking_leaks():
+        jax.jit(run.optimizer.stateless_apply)(state, gradients, values)
+    for before, variable in zip(
+        state + values, run.optimizer.variables + run.variables, strict=True
+    ):
+        np.testing.assert_array_equal(before, variable.value)
+
+
+def test_two_optimizers_share_nothing():
+    gradients = swinging_gradients(SHAPES, 4)
+    alone = run_through(AdamNorm(0.01), gradients)
+    one, other = Run(AdamNorm(0.01), PARAMS), Run(AdamNorm(0.5, beta_1=0.1, gamma=0.1), PARAMS)
+    for grads in gradients:
+        other.step(grads)
+        one.step(grads)
+    assert_bitwise_equal(one, alone, ("params", "m", "v", "e"))
+
+
+@pytest.mark.skipif(len(MODES) == 1, reason="one mode only")
+def test_the_mode_may_change_between_steps():
+    gradients = swinging_gradients(SHAPES, 6)
+    run = Run(AdamNorm(0.01), PARAMS, mode=MODES[1])
+    steady = Run(AdamNorm(0.01), PARAMS)
+    for t, grads in enumerate(gradients):
+        if t % 2:
+            run.step(grads)
+        else:
+            tensors = [np.asarray(grads[name], "float32") for name in SHAPES]
+            run.optimizer.apply([run_tensor(x) for x in tensors], run.variables)
+        steady.step(grads)
+    assert_same_state(run, steady, atol=1e-6, rtol=1e-5)
+
+
+def run_tensor(array):
+    import keras
+
+    return keras.ops.convert_to_tensor(array)
