@@ -54,7 +54,7 @@ class AdaBelief(AdaptiveOptimizer):
         s_m, s_v = self.moment_gradients(step)
         m = step.average("momentum", s_m, self.beta_1)
         v = step.average("velocity", step.square(s_v - m), self.beta_2)
-        step.descend(step.learning_rate * self.adaptive_direction(step, m, v))
+        step.descend(self.adaptive_step(step, m, v))
 
 
 @keras.saving.register_keras_serializable(package="keras_adanorm")

@@ -56,4 +56,4 @@ class AdamNorm(NormCorrection):
         s_m, s_v = self.moment_gradients(step)  # s_t and g_t, unless `corrected_moments` says else
         m = step.average("momentum", s_m, self.beta_1)
         v = step.average("velocity", step.square(s_v), self.beta_2)
-        step.descend(step.learning_rate * self.adaptive_direction(step, m, v))
+        step.descend(self.adaptive_step(step, m, v))

@@ -15,15 +15,17 @@ CORRECTED_MOMENTS = ("first", "second", "both")
 class AdaptiveOptimizer(keras.optimizers.Optimizer):
     """Base class of the optimizers with adaptive moments.
 
-    A subclass names its state in `slots`, each of a variable's shape and zero at the start, and
-    writes its algorithm in `update_step`, which may be asked to update one variable or, where the
-    backend is faster so, a list of them: it uses the operators of Python and what `Step` offers.
+    A subclass names its state in `slots`, each of a variable's shape and zero at the start, and in
+    `scalar_slots`, and writes its algorithm in `update_step`. That may be asked to update one
+    variable or, where the backend is faster so, a list of them: it uses the operators of Python and
+    what `Step` offers.
 
     The state is kept, and the arithmetic done, in float32 for variables of float32, float16 and
     bfloat16, and in float64 for those of float64.
     """
 
     slots = ("momentum", "velocity")
+    scalar_slots = ()
 
     def __init__(
         self,
@@ -87,26 +89,26 @@ class AdaptiveOptimizer(keras.optimizers.Optimizer):
         if self.built:
             return
         super().build(variables)
-        acceleration.set_untracked(self, "_slots", {name: [] for name in self.slots})
-        for variable in variables:
-            for name in self.slots:
-                self._slots[name].append(self._add_slot(variable, name))
+        acceleration.set_untracked(self, "_slots", {n: [] for n in self.slots + self.scalar_slots})
+        for names in (self.slots, self.scalar_slots):
+            for variable in variables:
+                for name in names:
+                    self._slots[name].append(self._add_slot(variable, name))
 
-    def _add_slot(self, variable, name, scalar=False):
+    def _add_slot(self, variable, name):
         """A state of one variable: of its shape and layout, or a scalar on its device."""
         if self._overwrite_variable_with_gradient(variable):
             return None
-        # A scalar's name does not hold the variable's path: a layout map finds layouts by path.
-        path = getattr(variable, "path", variable.name)
-        prefix = len(self._slots[name]) if scalar else path.replace("/", "_").replace(":", "_")
+        if name in self.scalar_slots:
+            # Not by the variable's path, by which a layout map would find a layout for it.
+            kind = {"shape": (), "name": f"{name}_{len(self._slots[name])}"}
+        else:
+            path = getattr(variable, "path", variable.name).replace("/", "_").replace(":", "_")
+            layout = getattr(variable, "_layout", None)
+            kind = {"shape": variable.shape, "name": f"{path}_{name}", "layout": layout}
+        dtype = precision.compute_dtype(variable.dtype)
         with acceleration.device_of(self, variable):
-            return self.add_variable(
-                shape=() if scalar else variable.shape,
-                initializer="zeros",
-                dtype=precision.compute_dtype(variable.dtype),
-                layout=None if scalar else getattr(variable, "_layout", None),
-                name=f"{name}_{prefix}" if scalar else f"{prefix}_{name}",
-            )
+            return self.add_variable(initializer="zeros", dtype=dtype, **kind)
 
     def begin_step(self, gradient, variable, learning_rate):
         """The `Step` with which `update_step` reads and writes what belongs to a variable."""
@@ -129,18 +131,15 @@ class AdaptiveOptimizer(keras.optimizers.Optimizer):
             return denominator + scale * self.epsilon
         return step.ops.where(denominator > 0, denominator, precision.largest(step.dtype))
 
-    def adaptive_direction(self, step, m, v):
-        """`m_hat / (sqrt(v_hat + epsilon_root) + epsilon)` with the moments corrected for bias.
+    def adaptive_step(self, step, m, v):
+        """`learning_rate * m_hat / (sqrt(v_hat + epsilon_root) + epsilon)`, moments bias-corrected.
 
         As in Adam, both sides of the fraction are multiplied by `sqrt(1 - beta_2 ** t)`, which
         leaves the corrections to scalars.
         """
         correction = step.bias_correction(self.beta_2) ** 0.5
-        return (
-            (correction / step.bias_correction(self.beta_1))
-            * m
-            / self.denominator(step, v, scale=correction)
-        )
+        rate = step.learning_rate * (correction / step.bias_correction(self.beta_1))
+        return rate * m / self.denominator(step, v, scale=correction)
 
     def apply(self, grads, trainable_variables=None):
         """Updates the variables from their gradients, see `keras.optimizers.Optimizer.apply`."""
@@ -177,6 +176,8 @@ class NormCorrection(AdaptiveOptimizer):
     Put before a plain optimizer in the bases of a class, it adds the hyperparameters of the
     correction and one scalar of state per variable, the average norm `e_t`.
     """
+
+    scalar_slots = ("norm_average",)
 
     def __init__(
         self,
@@ -231,17 +232,6 @@ class NormCorrection(AdaptiveOptimizer):
             if max_correction is None
             else number_at_least(1, "max_correction", max_correction, "None or ")
         )
-
-    def build(self, variables):
-        """Creates the state of an optimizer for these variables."""
-        if self.built:
-            return
-        super().build(variables)
-        self._slots["norm_average"] = []
-        for variable in variables:
-            self._slots["norm_average"].append(
-                self._add_slot(variable, "norm_average", scalar=True)
-            )
 
     @property
     def norm_averages(self):

@@ -60,7 +60,7 @@ class DiffGrad(AdaptiveOptimizer):
         s_m, s_v = self.moment_gradients(step)
         m = step.average("momentum", s_m, self.beta_1)
         v = step.average("velocity", step.square(s_v), self.beta_2)
-        step.descend(step.learning_rate * friction * self.adaptive_direction(step, m, v))
+        step.descend(friction * self.adaptive_step(step, m, v))
 
 
 @keras.saving.register_keras_serializable(package="keras_adanorm")

@@ -37,7 +37,7 @@ def l2_norm(tensor):
             ops.isfinite(norm), precision.minimum(norm, precision.largest(dtype)), norm
         )
         return ops.cast(norm, dtype)
-    if _is_short(flat):
+    if _is_short(flat) or _branches_are_slow():
         return _scaled_norm(flat)
     squared_norm = _sum_of_squares(flat)
     limits = np.finfo(dtype)
@@ -84,6 +84,15 @@ def _sum_of_squares(flat):
         squares = [a + b for a, b in zip(squares[::2], squares[1::2], strict=True)]
     total = ops.sum(ops.sum(squares[0], axis=1))
     return total + ops.sum(flat[body:] * flat[body:]) if body < size else total
+
+
+def _branches_are_slow():
+    """Whether asking for a value costs more than a second pass: a GPU would have to wait for it."""
+    if keras.backend.backend() != "jax":
+        return False
+    import jax
+
+    return jax.default_backend() != "cpu"
 
 
 def _is_short(flat):

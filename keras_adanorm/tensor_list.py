@@ -88,7 +88,10 @@ FOREACH_OPS = types.SimpleNamespace(
 
 
 class ListStep(Step):
-    """One step of a list of variables of one dtype on one device."""
+    """One step of a list of variables of one dtype on one device.
+
+    Here `variables`, `gradients` and each entry of `states` are lists of torch's own tensors.
+    """
 
     ops = FOREACH_OPS
 
@@ -96,19 +99,19 @@ class ListStep(Step):
         super().__init__(optimizer, gradients[0], variables[0], learning_rate, iterations, states)
         dtype = getattr(torch, self.dtype)
         self.gradient = TensorList(gradient.to(dtype) for gradient in gradients)
-        self._variables = [variable.value for variable in variables]
+        self._variables = variables
 
     def read(self, name):
-        tensors = [state.value for state in self._state[name]]
-        scalar = tensors[0].ndim == 0 and name == "norm_average"
-        return torch.stack(tensors) if scalar else TensorList(tensors)
+        if name in self._optimizer.scalar_slots:
+            return torch.stack(self._state[name])
+        return TensorList(self._state[name])
 
     def write(self, name, value):
         values = value.unbind() if isinstance(value, torch.Tensor) else value.tensors
-        torch._foreach_copy_([state.value for state in self._state[name]], values)
+        torch._foreach_copy_(self._state[name], values)
 
     def average(self, name, value, decay):
-        average = [state.value for state in self._state[name]]
+        average = self._state[name]
         torch._foreach_mul_(average, decay)
         torch._foreach_add_(average, value.tensors, alpha=1 - decay)
         return TensorList(average)
@@ -117,41 +120,39 @@ class ListStep(Step):
         if self._variables[0].dtype == delta.tensors[0].dtype:
             torch._foreach_sub_(self._variables, delta.tensors)
         else:
-            rounded = [
-                w.to(d.dtype) - d for w, d in zip(self._variables, delta.tensors, strict=True)
-            ]
-            torch._foreach_copy_(self._variables, rounded)
+            pairs = zip(self._variables, delta.tensors, strict=True)
+            torch._foreach_copy_(self._variables, [w.to(d.dtype) - d for w, d in pairs])
 
 
 def update_in_groups(optimizer, gradients, variables, learning_rate):
     """Calls `update_step` for groups of variables of one dtype on one device."""
-    for group in _groups(gradients, variables):
-        indices = [optimizer._get_variable_index(variable) for _, variable in group]
-        states = {name: [slots[i] for i in indices] for name, slots in optimizer._slots.items()}
+    slots = optimizer._slots
+    indices = [optimizer._get_variable_index(variable) for variable in variables]
+    tensors = [variable.value for variable in variables]
+    for group in _groups(gradients, tensors):
         step = ListStep(
             optimizer,
-            [gradient for gradient, _ in group],
-            [variable for _, variable in group],
+            [gradients[i] for i in group],
+            [tensors[i] for i in group],
             learning_rate,
             optimizer.iterations,
-            states,
+            {name: [slots[name][indices[i]].value for i in group] for name in slots},
         )
         optimizer.update_step(step.gradient, step, learning_rate)
 
 
-def _groups(gradients, variables):
-    """Pairs of gradient and variable, by dtype and device, in lists of bounded size."""
+def _groups(gradients, tensors):
+    """Lists of positions: tensors of one dtype on one device, of a bounded size together."""
     kinds = {}
-    for gradient, variable in zip(gradients, variables, strict=True):
-        kind = (variable.value.dtype, gradient.dtype, variable.value.device)
-        kinds.setdefault(kind, []).append((gradient, variable))
-    for (_, _, device), pairs in kinds.items():
+    for i, (gradient, tensor) in enumerate(zip(gradients, tensors, strict=True)):
+        kinds.setdefault((tensor.dtype, gradient.dtype, tensor.device), []).append(i)
+    for (_, _, device), positions in kinds.items():
         limit = _GROUP_SIZE["cpu" if device.type == "cpu" else "other"]
         group, size = [], 0
-        for gradient, variable in pairs:
-            if group and size + gradient.numel() > limit:
+        for i in positions:
+            if group and size + tensors[i].numel() > limit:
                 yield group
                 group, size = [], 0
-            group.append((gradient, variable))
-            size += gradient.numel()
+            group.append(i)
+            size += tensors[i].numel()
         yield group
