@@ -304,7 +304,7 @@ def _options(arguments):
     )
     parser.error = lambda message: sys.exit(_complain(message, 2))
     parser.add_argument("--seeds", type=int, default=3, help="runs per optimizer (default: 3)")
-    parser.add_argument("--epochs", type=int, default=10, help="epochs of a run (default: 10)")
+    parser.add_argument("--epochs", type=int, default=8, help="epochs of a run (default: 8)")
     parser.add_argument(
         "--output",
         type=pathlib.Path,

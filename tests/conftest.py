@@ -10,12 +10,15 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras
 import pytest
 
-# The examples and the tuning run on TensorFlow alone.
+# The examples and the tuning run on TensorFlow alone, and the NumPy reference on no backend.
 collect_ignore = [
     path.name
     for path in pathlib.Path(__file__).parent.glob("test_*.py")
     if keras.backend.backend() != "tensorflow"
-    and re.search(r"^(from|import) (examples|tuning)\b", path.read_text(), re.MULTILINE)
+    and (
+        path.name == "test_reference.py"
+        or re.search(r"^(from|import) (examples|tuning)\b", path.read_text(), re.MULTILINE)
+    )
 ]
 
 
