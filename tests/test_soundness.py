@@ -4,8 +4,9 @@ import keras
 import numpy as np
 import pytest
 
-from keras_adanorm import AdamNorm
+from keras_adanorm import AdamNorm, DiffGrad
 from tests.optimizers import (
+    CLASSES,
     MODES,
     NORM_CLASSES,
     Run,
@@ -94,42 +95,44 @@ def test_one_huge_step_is_survived(cls):
     """Afterwards ordinary gradients move the weights again."""
     arguments = {"gamma": 0.5} if cls in NORM_CLASSES else {}
     run = Run(cls(0.01, beta_1=0.5, beta_2=0.5, **arguments), {"w": np.zeros(2)})
-    for size in (1.0, 3e38, -3e38, *[1.0] * 300):
+    for size in (1.0, 3e38, -3e38, *[1.0] * 160):
         run.step({"w": np.full(2, size)})
-        assert_finite(run)
+        assert np.isfinite(run.params["w"]).all()
+    assert_finite(run)
     np.testing.assert_allclose(run.m["w"], 1.0, rtol=1e-3)
 
 
 # --- gradients that are not finite
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @every_class
-def test_one_bad_number(cls, bad):
+def test_one_bad_number(cls):
     """It harms one coordinate for ever, as in Keras' Adam, and nothing else."""
-    shapes = {"hit": (3,), "other": (2, 2)}
+    bad = {"nan": np.nan, "inf": np.inf, "minus_inf": -np.inf}
+    shapes = dict.fromkeys([*bad, "other"], (3,))
     gradients = swinging_gradients(shapes, 6)
-    gradients[1]["hit"][1] = bad
+    for name, number in bad.items():
+        gradients[1][name][1] = number
     params = {name: np.ones(shape) for name, shape in shapes.items()}
-    adam = Run(keras.optimizers.Adam(0.01), params)
-    fired = False
+    fired = dict.fromkeys(bad, False)
     for run, reference in run_beside_reference(cls(0.01, beta_2=0.8), params, gradients):
         for kind, values in run.state.items():
             for name, value in values.items():
-                expected = getattr(reference, kind)[name]
-                sound = np.ones(np.shape(value), bool)
-                if name == "hit" and kind != "e":
-                    sound[1] = False
-                assert np.isfinite(value[sound]).all(), (kind, name)
-                expected = np.asarray(expected)[sound]
-                np.testing.assert_allclose(value[sound], expected, rtol=2e-5, atol=1e-6)
+                expected = np.asarray(getattr(reference, kind)[name])
+                if name in bad and kind != "e":
+                    value, expected = np.delete(value, 1), np.delete(expected, 1)
+                assert np.isfinite(value).all(), (kind, name)
+                np.testing.assert_allclose(value, expected, rtol=2e-5, atol=1e-6)
         if reference.t > 2:
-            fired = fired or reference.fired["hit"]
-    assert fired == (cls in NORM_CLASSES)  # the correction was at work again
-    for grads in gradients:
-        adam.step(grads)
-    for name, weight in run.params.items():
-        assert np.isfinite(weight[np.isfinite(adam.params[name])]).all()
+            fired = {name: fired[name] or reference.fired[name] for name in bad}
+    assert set(fired.values()) == {cls in NORM_CLASSES}  # the correction was at work again
+
+
+def test_keras_adam_loses_the_same_coordinate():
+    run = Run(keras.optimizers.Adam(0.01), {"w": np.ones(3)})
+    run.step({"w": np.array([1.0, np.nan, 1.0])})
+    run.step({"w": np.ones(3)})
+    np.testing.assert_array_equal(np.isfinite(run.params["w"]), [True, False, True])
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -164,8 +167,11 @@ def test_a_variable_with_nothing_but_bad_numbers_leaves_the_others_alone(cls):
 # --- dtypes and shapes
 
 
-@pytest.mark.parametrize("floating", ["float16", "bfloat16", "float32", "float64"])
-@every_class
+@pytest.mark.parametrize(
+    ("cls", "floating"),
+    [(cls, "float32") for cls in CLASSES]
+    + [(AdamNorm, floating) for floating in ("float16", "bfloat16", "float64")],
+)
 def test_every_dtype_under_any_floatx(cls, floating):
     """Moments and norms are those of float32 (float64) arithmetic, whatever the variable's."""
     dtypes = ("float16", "bfloat16", "float32") + ("float64",) * (floating == "float64")
@@ -193,7 +199,7 @@ def test_every_dtype_under_any_floatx(cls, floating):
             np.testing.assert_allclose(run.params[d], wide.params[d], rtol=2 * epsilon)
 
 
-@every_class
+@pytest.mark.parametrize("cls", [AdamNorm, DiffGrad])
 def test_every_rank(cls):
     shapes = dict(
         scalar=(),
@@ -211,9 +217,8 @@ def test_every_rank(cls):
         assert_same_state(run, reference, atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("dtype", HALF)
 @every_class
-def test_the_loss_falls_in_half_precision(cls, dtype):
+def test_the_loss_falls_in_half_precision(cls):
     random = np.random.default_rng(8)
     x = random.standard_normal((64, 8))
     y = x @ random.standard_normal(8)
@@ -221,11 +226,11 @@ def test_the_loss_falls_in_half_precision(cls, dtype):
     def residual(w):
         return x @ w.astype("float64") - y
 
-    run = Run(cls(0.05), {"w": np.zeros(8)}, dtype)
-    before = np.mean(residual(run.params["w"]) ** 2)
+    run = Run(cls(0.05), {d: np.zeros(8) for d in HALF}, {d: d for d in HALF})
     for _ in range(60):
-        run.step({"w": x.T @ residual(run.params["w"]) / 64})
-    assert np.mean(residual(run.params["w"]) ** 2) < 0.25 * before
+        run.step({d: x.T @ residual(w) / 64 for d, w in run.params.items()})
+    for w in run.params.values():
+        assert np.mean(residual(w) ** 2) < 0.25 * np.mean(y**2)
 
 
 # --- hyperparameters and step counts

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from keras_adanorm import AdamNorm
-from tests.optimizers import BACKEND, Run, assert_bitwise_equal, every_class
+from tests.optimizers import BACKEND, CLASSES, Run, assert_bitwise_equal
 
 if BACKEND != "tensorflow":
     pytest.skip("only TensorFlow has sparse gradients in Keras", allow_module_level=True)
@@ -16,7 +16,6 @@ ROWS, WIDTH = 6, 2
 STEPS = 4
 KINDS = ("params", "m", "v", "previous_gradient", "e")
 BASE_ARGUMENTS = (
-    {},
     dict(clipnorm=0.5),
     dict(global_clipnorm=0.5),
     dict(clipvalue=0.3),
@@ -35,8 +34,10 @@ def slices(t, rows=ROWS):
     return tf.IndexedSlices(tf.constant(values), tf.constant(indices), (rows, WIDTH))
 
 
-@pytest.mark.parametrize("arguments", BASE_ARGUMENTS, ids=str)
-@every_class
+@pytest.mark.parametrize(
+    ("cls", "arguments"),
+    [(cls, {}) for cls in CLASSES] + [(AdamNorm, arguments) for arguments in BASE_ARGUMENTS],
+)
 def test_sparse_equals_dense(cls, arguments):
     params = {"table": np.ones((ROWS, WIDTH)), "bias": np.ones(WIDTH)}
     sparse, dense = (Run(cls(0.01, beta_2=0.8, **arguments), params) for _ in range(2))
