@@ -90,7 +90,7 @@ def _train(settings, output_dir, data_dir, verbose, keep_model, observers):
     start = keeper.restore(model)
     if start == 0:
         print(
-            f"{model.name} ({model.count_params():,} parameters) on {dataset.name} "
+            f"{model.name} ({_parameters(model):,} trainable parameters) on {dataset.name} "
             f"({dataset.train_examples:,} training images) with {settings.optimizer}: "
             f"{settings.epochs} epochs into {output_dir}",
             flush=True,
@@ -242,7 +242,7 @@ def _record(settings, dataset, model, optimizer, keeper, test):
         "schema": records.SCHEMA,
         "settings": settings.as_dict(),
         "optimizer": optimizer,
-        "model": {"name": model.name, "parameters": model.count_params()},
+        "model": {"name": model.name, "parameters": _parameters(model)},
         "data": {
             "name": dataset.name,
             "fingerprint": dataset.fingerprint,
@@ -267,6 +267,10 @@ def _record(settings, dataset, model, optimizer, keeper, test):
         "versions": records.versions(),
         "device": records.device(),
     }
+
+
+def _parameters(model):
+    return sum(math.prod(weight.shape) for weight in model.trainable_weights)
 
 
 def _best(accuracies):
