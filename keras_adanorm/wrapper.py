@@ -105,8 +105,8 @@ class AdaNorm(keras.optimizers.Optimizer):
                 f"Received: {argument}={kwargs[argument]}"
             )
         optimizer = _wrappable(optimizer)
-        # The inner optimizer holds the learning rate and counts the steps: what the base class makes
-        # for both is not used and not saved.
+        # The inner optimizer holds the learning rate and counts the steps. What the base class has
+        # of both is neither used nor saved.
         super().__init__(learning_rate=lambda: optimizer.learning_rate, name=name)
         self.gamma = decay_rate("gamma", gamma)
         self.max_correction = (
@@ -265,9 +265,7 @@ def _wrappable(optimizer):
             "Argument `optimizer` must be an optimizer that does not correct the norm of gradients "
             f"already. Received: optimizer={name}"
         )
-    if isinstance(
-        optimizer, keras.optimizers.LossScaleOptimizer | keras.optimizers.MultiOptimizer
-    ):
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer | keras.optimizers.MultiOptimizer):
         raise ValueError(
             "Argument `optimizer` must be an optimizer that updates variables itself: nest them "
             f"the other way round, with AdaNorm inside. Received: optimizer={name}"
