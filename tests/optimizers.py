@@ -85,8 +85,8 @@ class Run:
 
     >>> run = Run(AdamNorm(0.1), {"w": np.ones(2)})
     >>> run.step({"w": np.array([1.0, 2.0])})
-    >>> run.params["w"].round(6), run.e["w"].round(6)
-    (array([0.9, 0.9], dtype=float32), 0.111803)
+    >>> run.params["w"].round(6), f"{run.e['w']:.6f}"
+    (array([0.9, 0.9], dtype=float32), '0.111803')
     """
 
     def __init__(self, optimizer, params, dtype="float32", mode=MODES[0]):
