@@ -81,7 +81,8 @@ class AdaptiveOptimizer(keras.optimizers.Optimizer):
 
     def __setattr__(self, name, value):
         super().__setattr__(name, value)
-        if not name.startswith("_"):  # a hyperparameter, maybe
+        # A hyperparameter, maybe; the learning rate is an argument of what was traced.
+        if not name.startswith("_") and name != "learning_rate":
             acceleration.forget(self)
 
     def build(self, variables):

@@ -31,7 +31,9 @@ def slices(t, rows=ROWS):
     indices[3] = indices[0]
     values = random.standard_normal((5, WIDTH)).astype("float32") / (1 + t)
     values[3] = -0.9 * values[0]
-    return tf.IndexedSlices(tf.constant(values), tf.constant(indices), (rows, WIDTH))
+    return tf.IndexedSlices(
+        tf.constant(values), tf.constant(indices), tf.constant([rows, WIDTH], "int64")
+    )
 
 
 @pytest.mark.parametrize(
