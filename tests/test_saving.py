@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import textwrap
-import warnings
 from pathlib import Path
 
 import h5py
@@ -25,15 +24,17 @@ from tests.make_saved import (
     weights,
 )
 from tests.optimizers import (
+    BACKEND,
     CLASSES,
     NORM_CLASSES,
+    DiffGradNorm,
     every_class,
     tensorflow_only,
     to_numpy,
 )
 
 ROOT = Path(__file__).parents[1]
-# Of the eager loop one step needs no tracing of the model; the optimizer's state is the same.
+# No tracing of the model: what is saved is the same, and sooner.
 EAGER = dict(run_eagerly=True)
 
 pytestmark = [
@@ -85,6 +86,9 @@ def run_python(script, *arguments, package=True):
     return done.stdout
 
 
+once = pytest.mark.skipif(BACKEND != "tensorflow", reason="the same on all backends")
+
+
 # The committed files
 
 
@@ -121,6 +125,7 @@ def test_committed_files_tell_each_state_apart():
 # A file and a fresh process
 
 
+@once
 def test_fresh_process_trains_on_bit_for_bit(tmp_path):
     """With a variable that is large enough to be updated by a compiled program."""
     from keras_adanorm.acceleration import XLA_MINIMUM_SIZE
@@ -151,6 +156,7 @@ def test_fresh_process_trains_on_bit_for_bit(tmp_path):
             assert_same(list(continued.values()), weights(model) + state(model))
 
 
+@once
 def test_load_without_the_import(tmp_path):
     """What Keras says names the class; the model without its optimizer loads all the same."""
     said = run_python(
@@ -191,88 +197,11 @@ def test_keras_file_with_all_the_state_of_keras(cls, tmp_path):
     optimizer = cls(
         schedule, use_ema=True, ema_overwrite_frequency=2, gradient_accumulation_steps=3
     )
-    model = train(make_model(optimizer, **EAGER), 0, STEPS)
+    # Eagerly, JAX would compile the branches of the accumulation anew at each step.
+    model = train(make_model(optimizer, run_eagerly=BACKEND != "jax"), 0, STEPS)
     model.save(tmp_path / "model.keras")
     assert_trains_on_alike(model, keras.models.load_model(tmp_path / "model.keras"), steps=3)
 
-
-@every_class
-def test_keras_file_with_loss_scaling(cls, tmp_path):
-    wrapped = keras.optimizers.LossScaleOptimizer(make_optimizer(cls), initial_scale=4.0)
-    model = train(make_model(wrapped), 0, STEPS)
-    model.save(tmp_path / "model.keras")
-    other = keras.models.load_model(tmp_path / "model.keras")
-    assert type(other.optimizer.inner_optimizer) is cls
-    assert_trains_on_alike(model, other)
-
-
-@every_class
-def test_weights_file_and_an_optimizer_without_state_as_with_adam(cls, tmp_path):
-    path, skipped = tmp_path / "model.weights.h5", []
-    for optimizer in (make_optimizer(cls), keras.optimizers.Adam(0.05)):
-        model = train(make_model(optimizer, **EAGER), 0, 1)
-        model.save_weights(path)
-        other = make_model(type(optimizer).from_config(optimizer.get_config()), **EAGER)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            other.load_weights(path)
-        skipped.append(["Skipping variable loading" in str(w.message) for w in caught].count(True))
-        assert_same(weights(other), weights(model))
-        skipped.append(int(to_numpy(other.optimizer.iterations)))
-    assert skipped[:2] == skipped[2:]
-
-
-@every_class
-def test_hdf5_file_as_with_adam(cls, tmp_path):
-    """The legacy format: Keras writes all state, and reads as much as it reads of Adam's."""
-    path, results = tmp_path / "model.h5", []
-    for optimizer in (make_optimizer(cls), keras.optimizers.Adam(0.05, name="optimizer")):
-        model = train(make_model(optimizer, **EAGER), 0, STEPS)
-        model.save(path)
-        with h5py.File(path) as file:
-            group = file["optimizer_weights"]
-            kept = [group[name][()] for name in group.attrs["weight_names"]]
-        assert_same(kept, state(model))
-        other = keras.models.load_model(path)
-        assert type(other.optimizer) is type(optimizer)
-        assert other.optimizer.get_config() == optimizer.get_config()
-        assert_same(weights(other), weights(model))
-        results.append((int(to_numpy(other.optimizer.iterations)), other.optimizer.built))
-    assert results[0] == results[1]
-
-
-@tensorflow_only
-@every_class
-@pytest.mark.parametrize("built", [True, False])
-def test_tensorflow_checkpoint(cls, built, tmp_path):
-    import tensorflow as tf
-
-    model = trained(cls, **EAGER)
-    path = tf.train.Checkpoint(model=model, optimizer=model.optimizer).save(tmp_path / "ckpt")
-    other = make_model(make_optimizer(cls), **EAGER)
-    if built:
-        other.optimizer.build(other.trainable_variables)
-    status = tf.train.Checkpoint(model=other, optimizer=other.optimizer).restore(path)
-    if not built:  # restored as the variables are made
-        other.optimizer.build(other.trainable_variables)
-    status.assert_consumed()
-    assert_trains_on_alike(model, other)
-
-
-@tensorflow_only
-@every_class
-def test_saved_model_and_export(cls, tmp_path):
-    import tensorflow as tf
-
-    model = trained(cls, **EAGER)
-    x = batch(0)[0]
-    model.export(tmp_path / "exported", verbose=False)
-    exported = tf.saved_model.load(str(tmp_path / "exported"))
-    np.testing.assert_allclose(exported.serve(x), model(x), rtol=1e-5)
-    tf.saved_model.save(model, str(tmp_path / "saved"))
-
-
-# Callbacks
 
 EPOCHS = 4
 
@@ -291,15 +220,28 @@ def new_model(cls):
     return model
 
 
-@pytest.fixture(scope="module", params=CLASSES, ids=lambda cls: cls.__name__)
-def straight(request, tmp_path_factory):
-    """A class, a training without a break, and the folder with what `ModelCheckpoint` kept."""
-    folder = tmp_path_factory.mktemp("checkpoints")
+def train_straight(optimizer, folder):
+    """A training without a break, and the folder with what `ModelCheckpoint` kept of it."""
+    model = make_model(optimizer, **EAGER)
     keep = [
         keras.callbacks.ModelCheckpoint(str(folder / "{epoch}.keras")),
         keras.callbacks.ModelCheckpoint(str(folder / "{epoch}.weights.h5"), save_weights_only=True),
     ]
-    return request.param, fit(new_model(request.param), callbacks=keep), folder
+    return fit(model, callbacks=keep), folder
+
+
+@pytest.fixture(scope="module", params=CLASSES, ids=lambda cls: cls.__name__)
+def straight(request, tmp_path_factory):
+    """A class and what `train_straight` returns for it."""
+    optimizer = make_optimizer(request.param)
+    return request.param, *train_straight(optimizer, tmp_path_factory.mktemp("checkpoints"))
+
+
+@pytest.fixture(scope="module")
+def adam(tmp_path_factory):
+    """What `train_straight` returns for Keras' Adam."""
+    optimizer = keras.optimizers.Adam(0.05, name="optimizer")
+    return train_straight(optimizer, tmp_path_factory.mktemp("adam"))
 
 
 def test_model_checkpoint(straight):
@@ -344,3 +286,74 @@ def test_backup_and_restore(straight, tmp_path):
     assert epochs == [2, 3]
     assert_same(weights(model), weights(expected))
     assert_same(state(model), state(expected))
+
+
+def test_weights_file_and_an_optimizer_without_state_as_with_adam(straight, adam):
+    """Keras skips the state and warns, with its words for all optimizers."""
+    results = []
+    for expected, folder in (straight[1:], adam):
+        optimizer = type(expected.optimizer).from_config(expected.optimizer.get_config())
+        model = make_model(optimizer, **EAGER)
+        with pytest.warns(UserWarning, match="Skipping variable loading for optimizer"):
+            model.load_weights(folder / "4.weights.h5")
+        assert_same(weights(model), weights(expected))
+        results.append((model.optimizer.built, int(to_numpy(model.optimizer.iterations))))
+    assert results == 2 * [(False, 0)]
+
+
+def test_hdf5_file_as_with_adam(straight, adam, tmp_path):
+    """The legacy format: Keras writes all state, and reads as much of it as of Adam's."""
+    path, results = tmp_path / "model.h5", []
+    for expected in (straight[1], adam[0]):
+        expected.save(path)
+        with h5py.File(path) as file:
+            group = file["optimizer_weights"]
+            assert_same([group[n][()] for n in group.attrs["weight_names"]], state(expected))
+        model = keras.models.load_model(path)
+        assert type(model.optimizer) is type(expected.optimizer)
+        assert model.optimizer.get_config() == expected.optimizer.get_config()
+        assert_same(weights(model), weights(expected))
+        results.append((model.optimizer.built, int(to_numpy(model.optimizer.iterations))))
+    assert results[0] == results[1]
+
+
+def test_keras_file_with_loss_scaling(straight, tmp_path):
+    cls, expected, folder = straight
+    wrapped = keras.optimizers.LossScaleOptimizer(make_optimizer(cls), initial_scale=4.0)
+    model = make_model(wrapped)
+    wrapped.build(model.trainable_variables)
+    wrapped.inner_optimizer.set_weights(state(expected))
+    model.save(tmp_path / "model.keras")
+    other = keras.models.load_model(tmp_path / "model.keras").optimizer
+    assert type(other.inner_optimizer) is cls
+    assert float(to_numpy(other.dynamic_scale)) == 4.0
+    assert_same([to_numpy(v) for v in other.inner_optimizer.variables], state(expected))
+
+
+@tensorflow_only
+@pytest.mark.parametrize("built", [True, False])
+def test_tensorflow_checkpoint(straight, built, tmp_path):
+    import tensorflow as tf
+
+    cls, expected, _ = straight
+    checkpoint = tf.train.Checkpoint(model=expected, optimizer=expected.optimizer)
+    path = checkpoint.save(tmp_path / "checkpoint")
+    model = new_model(cls) if built else make_model(make_optimizer(cls), **EAGER)
+    status = tf.train.Checkpoint(model=model, optimizer=model.optimizer).restore(path)
+    model.optimizer.build(model.trainable_variables)  # what is not built takes its state up here
+    status.assert_consumed()
+    assert_same(weights(model), weights(expected))
+    assert_same(state(model), state(expected))
+
+
+@tensorflow_only
+def test_saved_model_and_export(tmp_path):
+    """What makes the optimizer fast on TensorFlow does not stand in the way."""
+    import tensorflow as tf
+
+    model = trained(DiffGradNorm, **EAGER)
+    x = batch(0)[0]
+    model.export(tmp_path / "exported", verbose=False)
+    exported = tf.saved_model.load(str(tmp_path / "exported"))
+    np.testing.assert_allclose(exported.serve(x), model(x), rtol=1e-5)
+    tf.saved_model.save(model, str(tmp_path / "saved"))
