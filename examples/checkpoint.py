@@ -68,7 +68,7 @@ def load(folder, model, check):
 
     Args:
         folder: Path of the folder.
-        model: `keras.Model`, built and compiled as the saved one was.
+        model: `keras.Model`, built and compiled as the saved one was, its optimizer built too.
         check: Function that is given the saved `run` before the model is touched, and raises if
             it is another run's.
 
@@ -96,8 +96,6 @@ def load(folder, model, check):
             with np.load(io.BytesIO(archive.read(_ARRAYS)), allow_pickle=False) as saved:
                 arrays = dict(saved)
     check(state["run"])
-    if not model.optimizer.built:
-        model.optimizer.build(model.trainable_variables)
     try:
         model.load_weights(path)
     except ValueError as error:

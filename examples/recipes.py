@@ -110,6 +110,11 @@ class Settings:
                 f"Argument `monitor` must be 'auto' or 'off' when steps_per_execution is above 1. "
                 f"Received: monitor={self.monitor!r}"
             )
+        if self.deterministic and self.jit_compile == "on":
+            raise ValueError(
+                "Argument `jit_compile` must be 'auto' or 'off' in a deterministic run, which "
+                "Keras does not compile. Received: jit_compile='on'"
+            )
         if self.drop_epoch is None:
             object.__setattr__(self, "drop_epoch", max(1, round(0.8 * self.epochs)))
 
@@ -232,3 +237,5 @@ def compile_model(model, settings, optimizer, steps_per_execution=1):
         jit_compile=JIT_COMPILE[settings.jit_compile],
         steps_per_execution=steps_per_execution,
     )
+    # Built here, where the devices are known, so that a checkpoint finds the state to restore.
+    model.optimizer.build(model.trainable_variables)

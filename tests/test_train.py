@@ -337,6 +337,7 @@ WRONG = {
     "--width 0": "`width` must be an integer of at least 1",
     "--steps-per-execution 0": "`steps_per_execution` must be an integer of at least 1",
     "--steps-per-execution 2 --monitor step": "`monitor` must be 'auto' or 'off'",
+    "--deterministic --jit-compile on": "`jit_compile` must be 'auto' or 'off'",
     "--model alexnet": "`model` must be one of vgg16, resnet18, resnet50, resnet8, cnn",
     "--dataset mnist": "`dataset` must be one of cifar10, cifar100, tiny_imagenet, digits",
     "--optimizer Sgd": "--optimizer must be one of",
@@ -478,19 +479,26 @@ def test_two_devices(finished, tmp_path):
         "cpu = tf.config.list_physical_devices('CPU')[0]\n"
         "two = [tf.config.LogicalDeviceConfiguration()] * 2\n"
         "tf.config.set_logical_device_configuration(cpu, two)\n"
-        "from examples import train, run\n"
+        "from examples import records, run, train\n"
         "strategies = []\n"
         "build = run._build\n"
         "def spy(*args):\n"
         "    strategies.append(tf.distribute.get_strategy().num_replicas_in_sync)\n"
         "    return build(*args)\n"
         "run._build = spy\n"
+        "write = records.write\n"
+        "def stop(*args):\n"
+        "    raise KeyboardInterrupt\n"
+        "records.write = stop\n"
+        f"assert train.main({arguments!r}) == 130\n"
+        "records.write = write\n"
         f"assert train.main({arguments!r}) == 0\n"
-        "assert strategies == [2]"
+        "assert strategies == [2, 2]"
     )
     process = start(code=code)
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 0, output
+    assert "Going on after epoch 2 of 2" in output
     record = records.read(tmp_path / "run" / run.RECORD)
     # Each device normalises its half of the batch, so the numbers are not quite the same.
     assert np.allclose(record["epochs"]["loss"], one["epochs"]["loss"][:2], rtol=0.1)
@@ -536,6 +544,7 @@ def test_checkpoint_restores_the_state_of_random_layers(tmp_path):
     model.fit(x, x[:, :1], epochs=2, verbose=0)
     checkpoint.save(tmp_path, model, 2, {"a": 1}, {"b": np.arange(3)})
     again = build()
+    again.optimizer.build(again.trainable_variables)
     epoch, saved, arrays = checkpoint.load(tmp_path, again, lambda saved: None)
     assert (epoch, saved, arrays["b"].tolist()) == (2, {"a": 1}, [0, 1, 2])
     for one, other in zip(model.variables, again.variables, strict=True):
