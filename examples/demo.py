@@ -63,42 +63,52 @@ def train_all(seeds, epochs, verbose):
         `{optimizer: [{curve: [value per epoch]} per seed]}`.
     """
     names = [name for pair in PAIRS.items() for name in pair]
-    runs = {name: [] for name in names}
-    for seed in range(seeds):
-        for name in names:
-            number = sum(map(len, runs.values())) + 1
-            print(f"\n{name}, seed {seed} (run {number} of {seeds * len(names)})", flush=True)
-            runs[name].append(train(name, seed, epochs, verbose))
-    return runs
+    return {name: train(name, seeds, epochs, verbose) for name in names}
 
 
-def train(name, seed, epochs, verbose):
-    """One run: the curves of a network that the named optimizer trains."""
+def train(name, seeds, epochs, verbose):
+    """Trains a network with the named optimizer, once per seed: a list of `{curve: [values]}`.
+
+    The network is compiled once. Each run begins with the weights of its seed and with the
+    optimizer as it was before its first step.
+    """
     import keras
 
     import keras_adanorm
     from examples import data, models
 
-    keras.utils.set_random_seed(seed)
-    digits = data.load("digits", batch_size=32, seed=seed, validation_size=0)
-    model = models.build("cnn", digits.num_classes, digits.input_shape, seed=seed)
     plain = name in PAIRS
     library = keras.optimizers if name == "Adam" else keras_adanorm
-    model.compile(
-        optimizer=getattr(library, name)(learning_rate=1e-3),
-        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=["accuracy"],
-    )
-    history = model.fit(
-        digits.train_from(0),
-        steps_per_epoch=digits.steps_per_epoch,
-        validation_data=digits.test,
-        epochs=epochs,
-        callbacks=[] if plain else [keras_adanorm.GradientNormMonitor()],
-        shuffle=False,
-        verbose=verbose,
-    )
-    return {curve: history.history[curve] for curve in CURVES if curve in history.history}
+    runs, before_first_step = [], {}
+    for seed in range(seeds):
+        print(f"\n{name}, seed {seed} (run {seed + 1} of {seeds})", flush=True)
+        keras.utils.set_random_seed(seed)
+        digits = data.load("digits", batch_size=32, seed=seed, validation_size=0)
+        initial = models.build("cnn", digits.num_classes, digits.input_shape, seed=seed)
+        if seed == 0:
+            model = initial
+            optimizer = getattr(library, name)(learning_rate=1e-3)
+            optimizer.build(model.trainable_variables)
+            optimizer.save_own_variables(before_first_step)
+            model.compile(
+                optimizer=optimizer,
+                loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+                metrics=["accuracy"],
+            )
+        else:
+            model.set_weights(initial.get_weights())
+            optimizer.load_own_variables(before_first_step)
+        history = model.fit(
+            digits.train_from(0),
+            steps_per_epoch=digits.steps_per_epoch,
+            validation_data=digits.test,
+            epochs=epochs,
+            callbacks=[] if plain else [keras_adanorm.GradientNormMonitor()],
+            shuffle=False,
+            verbose=verbose,
+        ).history
+        runs.append({curve: history[curve] for curve in CURVES if curve in history})
+    return runs
 
 
 def compare(plain, variant, resolution):
