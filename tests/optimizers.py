@@ -69,7 +69,10 @@ def to_numpy(tensor):
     tensor = keras.ops.convert_to_tensor(tensor)
     if keras.backend.standardize_dtype(tensor.dtype) == "bfloat16":
         tensor = keras.ops.cast(tensor, "float32")
-    return np.array(keras.ops.convert_to_numpy(tensor))
+    if BACKEND == "torch":
+        tensor = tensor.detach().cpu()
+    # Not `ops.convert_to_numpy`, in which each call warns of a detail of NumPy 2.
+    return np.array(tensor) if BACKEND == "jax" else np.array(tensor.numpy())
 
 
 class Run:
