@@ -8,7 +8,6 @@ optimizer, an optimizer moved to another model) must go as it goes with `keras.o
 import copy
 import inspect
 import json
-import logging
 import pickle
 import warnings
 
@@ -847,27 +846,17 @@ def test_constraint_of_a_tensorflow_variable(cls):
     assert variable.numpy()[0] == 0 < variable.numpy()[1]
 
 
-@tensorflow_only
 @every_class
-def test_steps_are_quiet(cls):
-    """No warning of Python's, none of AutoGraph's."""
-    messages = []
-
-    class Keep(logging.Handler):
-        def emit(self, record):
-            messages.append(record.getMessage())
-
-    handler = Keep(logging.WARNING)
-    logging.getLogger("tensorflow").addHandler(handler)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            variables, optimizer = new_variables(), cls(LR)
-            for grads in gradients(2):
-                optimizer.apply(tensors(grads), variables)
-    finally:
-        logging.getLogger("tensorflow").removeHandler(handler)
-    assert messages == []
+def test_steps_are_quiet(cls, capfd):
+    """No warning of Python's, and none that TensorFlow writes to the terminal."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", "__array__ implementation")  # Keras' own
+        variables, optimizer = new_variables(), cls(LR)
+        for grads in gradients(2):
+            optimizer.apply(tensors(grads), variables)
+    printed = "".join(capfd.readouterr())
+    assert "WARNING" not in printed and "AutoGraph" not in printed
 
 
 @every_class
