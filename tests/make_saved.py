@@ -3,8 +3,9 @@
     KERAS_BACKEND=tensorflow python -m tests.make_saved
 
 Run it with the oldest Keras that pyproject.toml allows: a later Keras loads what an earlier one
-saved, and not the reverse. The files stand for the models that users have saved. Make them anew only when the state of an
-optimizer is meant to change, for then no file of theirs can be loaded any more.
+saved, not the reverse. The files stand for the models that users have saved. Make them anew only
+when the state of an optimizer is meant to change, for then no file of theirs can be loaded any
+more.
 """
 
 import json
