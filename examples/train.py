@@ -70,7 +70,13 @@ def run_parser():
         "-h", "--help", action="store_true", default=None, help="show this text and exit"
     )
     option(what, "model", help="vgg16, resnet18, resnet50, resnet8 or cnn")
-    option(what, "width", type=int, help="filters of the first layer (default: the model's own)")
+    option(
+        what,
+        "width",
+        type=int,
+        help="filters of the first layer (default: the model's own); below 16, a ResNet on "
+        "64x64 images can crash oneDNN, the CPU library of TensorFlow 2.21",
+    )
     option(what, "dataset", help="cifar10, cifar100, tiny_imagenet, digits or synthetic")
     what.add_argument("--data-dir", help="folder of the data (default: the library's own)")
     option(what, "image_size", type=int, help="pixels a side (default: the data set's own)")

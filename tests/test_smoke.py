@@ -12,7 +12,7 @@ from examples.recipes import Settings
 def test_the_papers_models_train(model, tmp_path):
     settings = Settings(
         model=model,
-        width=8,
+        width=16,
         dataset="synthetic",
         image_size=32,
         train_size=16,
