@@ -494,9 +494,7 @@ def test_state_of_a_built_optimizer_is_kept():
     tensors = [keras.ops.convert_to_tensor(g) for g in grads.values()]
     optimizer.apply(tensors)
     assert int(optimizer.iterations) == 2
-    assert_equal_lists(
-        values(optimizer.norm_averages), [0.05 * n for n in norms(grads)], rtol=1e-5
-    )
+    assert_equal_lists(values(optimizer.norm_averages), [0.05 * n for n in norms(grads)], rtol=1e-5)
     with pytest.raises(ValueError, match="Unknown variable"):
         optimizer.apply(tensors[:1], [keras.Variable(np.zeros((4, 3)))])
 
