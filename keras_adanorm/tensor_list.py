@@ -20,7 +20,7 @@ class TensorList:
     """
 
     def __init__(self, tensors):
-        self.tensors = list(tensors)
+        self.tensors = list(tensors)  # from a list: torch.compile fails on a generator
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
@@ -72,10 +72,8 @@ class TensorList:
 
 
 def _where(conditions, x, other):
-    return TensorList(
-        torch.where(condition, tensor, other)
-        for condition, tensor in zip(conditions, x.tensors, strict=True)
-    )
+    pairs = zip(conditions, x.tensors, strict=True)
+    return TensorList([torch.where(condition, tensor, other) for condition, tensor in pairs])
 
 
 FOREACH_OPS = types.SimpleNamespace(
@@ -98,7 +96,7 @@ class ListStep(Step):
     def __init__(self, optimizer, gradients, variables, learning_rate, iterations, states):
         super().__init__(optimizer, gradients[0], variables[0], learning_rate, iterations, states)
         dtype = getattr(torch, self.dtype)
-        self.gradient = TensorList(gradient.to(dtype) for gradient in gradients)
+        self.gradient = TensorList([gradient.to(dtype) for gradient in gradients])
         self._variables = variables
 
     def read(self, name):
