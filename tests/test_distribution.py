@@ -1,0 +1,60 @@
+"""Several devices under `tf.distribute.MirroredStrategy` train as one device does."""
+
+import numpy as np
+import pytest
+
+from tests.child import run_module
+from tests.coverage_table import SETUPS
+from tests.optimizers import BACKEND
+
+pytestmark = pytest.mark.skipif(BACKEND != "tensorflow", reason="needs TensorFlow")
+
+every_optimizer = pytest.mark.parametrize("name", SETUPS["mirrored"].optimizers)
+CLOSE = dict(rtol=2e-6, atol=3e-7)  # a few roundings of float32
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """What `tests.mirrored` wrote, a function of its name: weights and the optimizer's state."""
+    folder = tmp_path_factory.mktemp("mirrored")
+    run_module("tests.mirrored", folder)
+
+    def load(name):
+        with np.load(folder / f"{name}.npz") as file:
+            return list(file.values())
+
+    return load
+
+
+def assert_close(found, expected):
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, **CLOSE)
+
+
+@every_optimizer
+def test_two_devices_train_as_one(name, trained):
+    """With an uneven last batch, and a batch in which one device's gradient is zero."""
+    found = trained(f"{name}-2")
+    assert_close(found, trained(f"{name}-1"))
+    iterations = found[2]
+    assert iterations == 6
+    if "Norm" in name:
+        assert all(e.shape == () and e > 0 for e in found[-2:])
+
+
+@pytest.mark.parametrize("way", ["1-then-2", "2-then-1"])
+@pytest.mark.parametrize("name", ["AdamNorm", "AdaNorm"])
+def test_a_file_moves_between_one_device_and_two(name, way, trained):
+    assert_close(trained(f"{name}-{way}"), trained(f"{name}-straight"))
+
+
+def test_a_mean_over_an_uneven_batch_is_the_mean_of_the_devices_means(trained):
+    """As Keras does it for every optimizer: each device's mean counts the same."""
+    assert_close(trained("mean-2"), trained("mean-1"))
+
+
+def test_each_device_clips_before_the_sum(trained):
+    """As Keras does it for every optimizer: (2, 2) enters, not (3, 4) clipped to norm 2."""
+    (average,) = trained("clipped")
+    np.testing.assert_allclose(average, 0.5 * 8**0.5, rtol=1e-6)
