@@ -50,7 +50,7 @@ SETUPS = {
         "jax",
         "2 processes, DataParallel",
         "float32",
-        ("AdamNorm", "AdaNorm"),
+        ("AdamNorm",),
         "test_jax_distribution.py",
     ),
     **{

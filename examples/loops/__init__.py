@@ -1,0 +1,1 @@
+"""Training loops of one's own, one short program each."""

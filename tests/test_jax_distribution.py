@@ -1,0 +1,76 @@
+"""Several devices and several processes under `keras.distribution` train as one device does."""
+
+import runpy
+import socket
+
+import numpy as np
+import pytest
+
+from tests.child import ROOT, output, run_module, start
+from tests.coverage_table import SETUPS
+from tests.optimizers import BACKEND
+
+pytestmark = pytest.mark.skipif(BACKEND != "jax", reason="needs JAX")
+
+every_optimizer = pytest.mark.parametrize("name", SETUPS["data_parallel"].optimizers)
+CLOSE = dict(rtol=2e-6, atol=3e-7)  # a few roundings of float32
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """What `tests.jax_devices` wrote, a function of its name: arrays by name."""
+    folder = tmp_path_factory.mktemp("devices")
+    four = "--xla_force_host_platform_device_count=4"
+    run_module("tests.jax_devices", folder, XLA_FLAGS=four)
+
+    def load(name):
+        with np.load(folder / f"{name}.npz") as file:
+            return dict(file)
+
+    return load
+
+
+def assert_close(found, expected):
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, **CLOSE, err_msg=name)
+
+
+@every_optimizer
+@pytest.mark.parametrize("kind", ["data", "model"])
+def test_four_devices_train_as_one(kind, name, trained):
+    """Weights and state, the averages `e_t` included, which every device holds in full."""
+    one, four = trained(f"{name}-one"), trained(f"{name}-{kind}")
+    layouts = four.pop("layouts")
+    assert (one.pop("layouts")[:, 0] == 1).all() and (layouts[:, 0] == 4).all()
+    assert_close(four, one)
+    for number, (_, replicated) in enumerate(layouts):
+        whole = kind == "data" or one[f"arr_{number}"].ndim == 0
+        assert replicated == whole, "weights and their moments are spread, and nothing else is"
+
+
+@every_optimizer
+def test_the_pure_update_is_traced_once(name, trained):
+    assert trained(f"{name}-traces")["arr_0"] == 1
+
+
+def test_two_processes_train_as_one(tmp_path):
+    program = ROOT / "examples" / "loops" / "jax_many_machines.py"
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    processes = [
+        start(
+            [program, tmp_path / f"{number}.npz"],
+            KERAS_DISTRIBUTION_JOB_ADDRESSES=f"127.0.0.1:{port}",
+            KERAS_DISTRIBUTION_NUM_PROCESSES="2",
+            KERAS_DISTRIBUTION_PROCESS_ID=str(number),
+        )
+        for number in range(2)
+    ]
+    for number, process in enumerate(processes):
+        assert f"process {number} of 2" in output(process)
+    one = runpy.run_path(str(program))["train"]()
+    for number in range(2):
+        with np.load(tmp_path / f"{number}.npz") as file:
+            assert_close(dict(file), {f"arr_{i}": value for i, value in enumerate(one)})
