@@ -20,8 +20,9 @@ CLOSE = dict(rtol=2e-6, atol=3e-7)  # a few roundings of float32
 def trained(tmp_path_factory):
     """What `tests.jax_devices` wrote, a function of its name: arrays by name."""
     folder = tmp_path_factory.mktemp("devices")
-    four = "--xla_force_host_platform_device_count=4"
-    run_module("tests.jax_devices", folder, XLA_FLAGS=four)
+    # Compiled quickly, and not for speed.
+    flags = "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"
+    run_module("tests.jax_devices", folder, XLA_FLAGS=flags)
 
     def load(name):
         with np.load(folder / f"{name}.npz") as file:
