@@ -56,7 +56,7 @@ def train(settings, output_dir, data_dir=None, verbose="auto", keep_model=True, 
     check(settings)
     if (record := _finished(output_dir, settings)) is not None:
         return record
-    with _exclusive(output_dir):
+    with exclusive(output_dir):
         # Another process may have finished it in the meantime.
         if (record := _finished(output_dir, settings)) is not None:
             return record
@@ -323,7 +323,7 @@ def _event_files(output_dir, keeper):
 
 
 @contextlib.contextmanager
-def _exclusive(output_dir):
+def exclusive(output_dir):
     """Makes the folder and keeps other processes out; the lock ends with the process."""
     with callbacks.files_of(output_dir):
         output_dir.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,201 @@
+"""What a search gives: all trials as CSV and JSON, a table, the best optimizer, a picture."""
+
+import csv
+import json
+
+from examples import records, run
+from tuning.tuner import FAILED
+
+BEST = "best_optimizer.json"
+PICTURE = "search.png"
+
+
+def rows(oracle, tuner):
+    """One dictionary per trial, in the order in which they were begun.
+
+    A trial's accuracies are those of the last epoch on the validation images, one per execution;
+    `test_accuracy` is not among them: it is for the final number, not for choices.
+    """
+    return [_row(oracle.trials[trial_id], tuner) for trial_id in oracle.start_order]
+
+
+def _row(trial, tuner):
+    folder = tuner.folder_of(trial)
+    hypermodel = tuner.hypermodel
+    runs = [
+        records.read(path)
+        for i in range(tuner.executions_per_trial)
+        if (path := folder / f"execution{i}" / run.RECORD).exists()
+    ]
+    reason = None
+    if trial.status == "FAILED":
+        reason = json.loads((folder / FAILED).read_text())["reason"]
+    accuracies = [r["validation"]["accuracy"] for r in runs]
+    losses = [r["validation"]["loss"] for r in runs]
+    ended = trial.status == "COMPLETED"
+    return {
+        "trial": trial.trial_id,
+        "status": trial.status,
+        "arguments": hypermodel.space.arguments(trial.hyperparameters.copy()),
+        "epochs": trial.hyperparameters.values.get("tuner/epochs", hypermodel.settings.epochs),
+        "last_epoch_val_accuracy": _mean(accuracies) if ended else None,
+        "last_epoch_val_loss": _mean(losses) if ended else None,
+        "seeds": [r["settings"]["seed"] for r in runs],
+        "val_accuracies": accuracies,
+        "val_losses": losses,
+        "seconds": round(sum(r["seconds"] for r in runs), 1),
+        "reason": reason,
+        "optimizer": runs[0]["optimizer"] if runs else None,
+    }
+
+
+def _mean(values):
+    return sum(values) / len(values)
+
+
+def ranked(found, objective):
+    """The completed trials, best first; the earlier one of two that are equal."""
+    completed = [row for row in found if row["status"] == "COMPLETED"]
+    return sorted(
+        completed, key=lambda row: row[objective.name], reverse=objective.direction == "max"
+    )
+
+
+def write(folder, found, objective, identity):
+    """Writes `trials.json`, `trials.csv` and the best optimizer's config, each whole or not at all.
+
+    The config is what `keras.optimizers.deserialize` and `examples.train --optimizer-config` take.
+    """
+    _write_json(
+        folder / "trials.json",
+        {
+            "schema": 1,
+            "search": identity,
+            "trials": found,
+            "commit": records.commit(),
+            "versions": records.versions(),
+            "device": records.device(),
+        },
+    )
+    flat = [_flat(row) for row in found]
+    with records.replacing(folder / "trials.csv") as temporary:
+        with open(temporary, "w", newline="") as file:
+            writer = csv.DictWriter(file, list(flat[0]))
+            writer.writeheader()
+            writer.writerows(flat)
+    best = ranked(found, objective)
+    if best:
+        _write_json(folder / BEST, best[0]["optimizer"])
+
+
+def _flat(row):
+    """A row without nesting: several values of a cell stand one behind the other."""
+    plain = {k: v for k, v in row.items() if k not in ("arguments", "optimizer")}
+    joined = {k: " ".join(map(str, v)) if isinstance(v, list) else v for k, v in plain.items()}
+    return {"trial": joined.pop("trial"), **row["arguments"], **joined}
+
+
+def _write_json(path, value):
+    with records.replacing(path) as temporary:
+        temporary.write_text(json.dumps(value, indent=1) + "\n")
+
+
+def describe(arguments):
+    """Arguments in a line.
+
+    >>> describe({"learning_rate": 0.001, "gamma": 0.95})
+    'learning_rate=0.001 gamma=0.95'
+    """
+    return " ".join(f"{name}={value}" for name, value in arguments.items())
+
+
+def line(trial_id, found, objective, max_trials):
+    """A trial that has ended, and the best so far, in a line."""
+    (row,) = [row for row in found if row["trial"] == trial_id]
+    ended = [row for row in found if row["status"] != "RUNNING"]
+    if row["status"] == "FAILED":
+        result = f"failed: {row['reason']}"
+    else:
+        result = f"{objective.name}={row[objective.name]:.4f} ({row['seconds']:.0f} s)"
+    best = ranked(found, objective)[:1]
+    so_far = f"; best {best[0][objective.name]:.4f}, trial {best[0]['trial']}" if best else ""
+    return (
+        f"[{len(ended)}/{max_trials or '?'}] trial {trial_id}: {describe(row['arguments'])}: "
+        f"{result}{so_far}"
+    )
+
+
+def table(found, objective, count=5):
+    """The best trials as text, and how many failed."""
+    best = ranked(found, objective)
+    names = list(found[0]["arguments"])
+    header = ["trial", *names, "epochs", "val. accuracy", "val. loss", "seconds"]
+    lines = [header]
+    for row in best[:count]:
+        lines.append(
+            [
+                row["trial"],
+                *(str(row["arguments"][name]) for name in names),
+                str(row["epochs"]),
+                f"{row['last_epoch_val_accuracy']:.2%}",
+                f"{row['last_epoch_val_loss']:.4f}",
+                f"{row['seconds']:.0f}",
+            ]
+        )
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    text = ["  ".join(map(str.rjust, line, widths)) for line in lines]
+    failed = [row for row in found if row["status"] == "FAILED"]
+    text += [f"trial {row['trial']} failed: {row['reason']}" for row in failed]
+    return "\n".join(text)
+
+
+def draw(found, objective, title, path):
+    """Draws where the trials lie and how they did.
+
+    With `gamma` among the searched arguments that is the plane of learning rate and `1 - gamma`,
+    coloured by accuracy; without, accuracy against learning rate. The best trial has a ring,
+    failed ones are crosses.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    done = ranked(found, objective)
+    failed = [row for row in found if row["status"] == "FAILED"]
+    plane = "gamma" in found[0]["arguments"]
+
+    def where(rows):
+        x = [row["arguments"]["learning_rate"] for row in rows]
+        if plane:
+            return x, [1 - row["arguments"]["gamma"] for row in rows]
+        return x, [row["last_epoch_val_accuracy"] or 0.0 for row in rows]
+
+    figure, axis = pyplot.subplots(figsize=(6, 4.2), layout="constrained")
+    axis.set(xscale="log", xlabel="learning rate", title=title)
+    accuracy = [100 * row["last_epoch_val_accuracy"] for row in done]
+    axis.scatter(*where(done[:1]), s=190, facecolors="none", edgecolors="black", linewidths=1.2)
+    if plane:
+        points = axis.scatter(*where(done), c=accuracy, s=70, cmap="viridis")
+        figure.colorbar(points, label="validation accuracy after the last epoch, %")
+        axis.set(yscale="log", ylabel="1 - gamma")
+        axis.scatter(*where(failed), marker="x", color="tab:red")
+    else:
+        axis.scatter(where(done)[0], accuracy, s=50)
+        axis.set_ylabel("validation accuracy after the last epoch, %")
+        axis.plot(
+            where(failed)[0],
+            [0.02] * len(failed),
+            "x",
+            color="tab:red",
+            transform=axis.get_xaxis_transform(),
+        )
+    axis.grid(alpha=0.3)
+    with records.replacing(path) as temporary:
+        figure.savefig(temporary, dpi=110)
+    pyplot.close(figure)
+
+
+def model_of(folder, row):
+    """Where the trained model of a trial lies, if it is kept."""
+    return folder / f"trial_{row['trial']}" / "execution0" / "model.keras"

@@ -1,0 +1,438 @@
+"""Searches for an optimizer's learning rate, gamma and more with keras-tuner.
+
+examples:
+  embedded data, no download, two minutes on a CPU:
+    python -m tuning.search
+  real images:
+    python -m tuning.search --dataset cifar10 --model resnet8 --optimizer AdamNorm --max-trials 20
+  more than the usual two arguments, by a Gaussian process, each trial the mean of three seeds:
+    python -m tuning.search --tune learning_rate gamma max_correction --tuner bayesian \\
+        --executions-per-trial 3
+  a grid of 4 learning rates and 4 gammas:
+    python -m tuning.search --tuner grid --grid-points 4
+
+Every trial is trained on the training images and scored on validation images after its last
+epoch. Started again with the same options, a search that was stopped goes on, and loses no
+finished trial. Its folder then holds trials.csv, trials.json, search.png, best_optimizer.json
+(python -m examples.train --optimizer-config takes it) and a folder for each trial, with the
+trained model.keras in that of the best.
+
+On several machines, with one folder that they share: the same command on each, with the environment
+variables KERASTUNER_ORACLE_IP and KERASTUNER_ORACLE_PORT, the address of the first, and
+KERASTUNER_TUNER_ID, chief on the first and a name of its own on each other one.
+
+exit status: 0 done, 1 could not go on or no trial succeeded, 2 wrong options, 130 interrupted.
+"""
+
+import argparse
+import contextlib
+import copy
+import dataclasses
+import json
+import os
+import pathlib
+import sys
+
+from examples.checks import check_integer
+from examples.recipes import Settings, UsageError
+
+TUNERS = ("random", "bayesian", "hyperband", "grid")
+MAX_TRIALS = 12
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Everything that decides what a search finds.
+
+    Args:
+        settings: `examples.recipes.Settings` of the trials; its seed is that of the first
+            execution, and of the proposals.
+        space: `tuning.space.OptimizerSpace`.
+        tuner: One of `TUNERS`. Defaults to `"random"`.
+        max_trials: Positive integer, or `None` for 12, or with a grid for all of it. Hyperband has
+            a number of its own, which follows from the epochs. Defaults to `None`.
+        executions_per_trial: Positive integer, runs of a trial, each with the next seed. Defaults
+            to `1`.
+        objective: A name of `tuning.hypermodel.OBJECTIVES`. Defaults to
+            `"last_epoch_val_accuracy"`.
+
+    Raises:
+        UsageError: If an argument is not as said above.
+    """
+
+    settings: Settings
+    space: object
+    tuner: str = "random"
+    max_trials: int | None = None
+    executions_per_trial: int = 1
+    objective: str = "last_epoch_val_accuracy"
+
+    def __post_init__(self):
+        from tuning.hypermodel import OBJECTIVES
+
+        for name, allowed in (("tuner", TUNERS), ("objective", OBJECTIVES)):
+            if getattr(self, name) not in allowed:
+                raise UsageError(
+                    f"Argument `{name}` must be one of {', '.join(allowed)}. "
+                    f"Received: {name}={getattr(self, name)}"
+                )
+        if self.max_trials is not None:
+            check_integer("max_trials", self.max_trials, 1)
+            if self.tuner == "hyperband":
+                raise UsageError(
+                    "Argument `max_trials` cannot be given with the hyperband tuner, whose number "
+                    f"of trials follows from the epochs. Received: max_trials={self.max_trials}"
+                )
+        elif self.tuner in ("random", "bayesian"):
+            object.__setattr__(self, "max_trials", MAX_TRIALS)
+        if self.tuner == "grid":
+            if self.space.size is None:
+                raise UsageError("A grid needs a space with `points`. Received: points=None")
+            check_integer("max_trials", self.max_trials or self.space.size, self.space.size)
+        check_integer("executions_per_trial", self.executions_per_trial, 1)
+        if self.settings.validation_size == 0:
+            raise UsageError(
+                f"The objective {self.objective} needs validation images. "
+                "Received: validation_size=0"
+            )
+
+    def identity(self, fingerprint):
+        """What two searches must agree in to be the same one, as JSON holds it."""
+        settings = self.settings.as_dict()
+        for name in ("optimizer", "learning_rate", "optimizer_config"):
+            settings.pop(name)
+        found = {
+            "space": self.space.describe(),
+            "tuner": self.tuner,
+            "objective": self.objective,
+            "executions_per_trial": self.executions_per_trial,
+            "data": fingerprint,
+            "settings": settings,
+        }
+        return json.loads(json.dumps(found))
+
+
+def search(
+    plan,
+    directory="runs/tuning",
+    project_name=None,
+    data_dir=None,
+    verbose=0,
+    worker_timeout=60.0,
+):
+    """Searches, or goes on with a search, and returns what was found.
+
+    Args:
+        plan: `Plan`.
+        directory: Path of the folder that the search's own folder lies in.
+        project_name: Name of the search's own folder. Defaults to `None`: one that follows from
+            the plan.
+        data_dir: Path that is handed to `examples.data.load`.
+        verbose: 0, 1 or 2, for each run as in `keras.Model.fit`.
+        worker_timeout: Seconds until a silent worker's trial is handed on.
+
+    Returns:
+        `(folder, rows)`: the search's folder, and what `tuning.report.rows` says of its trials;
+        `None` in the place of the rows for a worker, which sees only its own.
+
+    Raises:
+        UsageError: If an argument is wrong or there are no data.
+        RunError: If the folder cannot be used, or is another search's.
+        keras_tuner.errors.FatalError: If the search cannot go on.
+    """
+    import keras_tuner
+
+    from examples import run
+    from tuning import project, report
+    from tuning.hypermodel import OBJECTIVES, ExampleHyperModel
+    from tuning.tuner import ExampleTuner, role
+
+    here = role()
+    run.check(plan.settings)
+    hypermodel = ExampleHyperModel(plan.settings, plan.space, data_dir)
+    # Of a copy, which lets go of the images again.
+    images = copy.copy(hypermodel).data
+    identity = plan.identity(images.fingerprint)
+    del images
+    folder = pathlib.Path(directory) / (project_name or project.name_of(identity))
+    objective = OBJECTIVES[plan.objective]
+
+    def on_end(trial):
+        found = report.rows(oracle, tuner)
+        report.write(folder, found, objective, identity)
+        for row in report.ranked(found, objective)[1:]:
+            report.model_of(folder, row).unlink(missing_ok=True)
+        print(report.line(trial.trial_id, found, objective, oracle.max_trials), flush=True)
+
+    oracle = _oracle(plan, objective, on_end, worker_timeout)
+    with contextlib.ExitStack() as stack:
+        if here == "worker":
+            print(f"Waiting for the chief; project {folder}", flush=True)
+        else:
+            stack.enter_context(run.exclusive(folder))
+            project.claim(folder, identity)
+        tuner = ExampleTuner(oracle, hypermodel, folder, plan.executions_per_trial, verbose)
+        if here == "worker":
+            tuner.oracle.get_space()  # answers when the chief is there
+            project.check(folder, identity)
+            tuner.search()
+            return folder, None
+        ended = len([t for t in oracle.trials.values() if t.status in ("COMPLETED", "FAILED")])
+        began = (
+            f"Resuming {folder}: {ended}" if oracle.trials else f"Starting afresh in {folder}: 0"
+        )
+        print(f"{began} of {oracle.max_trials or 'all'} trials are finished", flush=True)
+        try:
+            tuner.search()
+        except OSError as error:
+            raise keras_tuner.errors.FatalRuntimeError(f"Cannot go on: {error}") from error
+        found = report.rows(oracle, tuner)
+        report.write(folder, found, objective, identity)
+        if report.ranked(found, objective) and "learning_rate" in plan.space.tuned:
+            title = f"{plan.space.optimizer}, {plan.settings.model} on {plan.settings.dataset}"
+            report.draw(found, objective, title, folder / report.PICTURE)
+        return folder, found
+
+
+def _oracle(plan, objective, on_end, worker_timeout):
+    from tuning.tuner import ORACLES
+
+    limit = {"max_trials": plan.max_trials}
+    if plan.tuner == "hyperband":
+        limit = {"max_epochs": plan.settings.epochs}
+    return ORACLES[plan.tuner](
+        objective=objective,
+        seed=plan.settings.seed,
+        on_end=on_end,
+        worker_timeout=worker_timeout,
+        **limit,
+    )
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message):
+        print(f"{self.prog}: error: {' '.join(message.split())}", file=sys.stderr)
+        sys.exit(2)
+
+
+class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    def _get_help_string(self, action):
+        # A default that is None is told in words, by the text itself.
+        return super()._get_help_string(action) if action.default is not None else action.help
+
+
+def make_parser(prog, doc):
+    """The options that a search and a comparison share."""
+    parser = _Parser(
+        prog=prog,
+        usage=f"{prog} [options]",
+        description=doc.partition("\n\n")[0],
+        epilog=doc.partition("\n\n")[2],
+        formatter_class=_Help,
+        allow_abbrev=False,
+    )
+    space = parser.add_argument_group("what is searched")
+    space.add_argument(
+        "--tune",
+        nargs="*",
+        metavar="NAME",
+        help="arguments: learning_rate, gamma, weight_decay, max_correction, corrected_moments "
+        "(default: the first two, if the optimizer has them)",
+    )
+    for name, text in (
+        ("learning-rate", "0.0001 0.01"),
+        ("gamma", "0.8 0.999, searched evenly in log(1 - gamma)"),
+        ("weight-decay", "0.00001 0.1"),
+    ):
+        space.add_argument(
+            f"--{name}",
+            nargs=2,
+            type=float,
+            metavar=("LOW", "HIGH"),
+            help=f"range, searched on a logarithmic scale (default: {text})",
+        )
+    how = parser.add_argument_group("how it is searched")
+    how.add_argument("--tuner", default="random", help=", ".join(TUNERS))
+    how.add_argument(
+        "--max-trials",
+        type=int,
+        help=f"points that are tried (default: {MAX_TRIALS}; the whole grid; hyperband's own)",
+    )
+    how.add_argument(
+        "--grid-points", type=int, default=4, help="points of each range, with --tuner grid"
+    )
+    how.add_argument(
+        "--executions-per-trial",
+        type=int,
+        default=1,
+        help="runs of a trial, each with the next seed; their mean counts",
+    )
+    how.add_argument(
+        "--objective",
+        default="last_epoch_val_accuracy",
+        help="last_epoch_val_accuracy or last_epoch_val_loss",
+    )
+    how.add_argument("--seed", type=int, default=0, help="of the proposals and the first execution")
+    what = parser.add_argument_group("what is trained")
+    what.add_argument("--model", default="cnn", help="vgg16, resnet18, resnet50, resnet8 or cnn")
+    what.add_argument("--width", type=int, help="filters of the first layer (default: the model's)")
+    what.add_argument(
+        "--dataset", default="digits", help="cifar10, cifar100, tiny_imagenet, digits or synthetic"
+    )
+    what.add_argument("--data-dir", help="folder of the data (default: the library's own)")
+    what.add_argument("--image-size", type=int, help="pixels a side (default: the data set's own)")
+    what.add_argument("--train-size", type=int, help="use that many training images (default: all)")
+    what.add_argument(
+        "--validation-size",
+        type=int,
+        help="training images held out to score trials (default: a tenth)",
+    )
+    what.add_argument(
+        "--augment",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="shift and mirror training images",
+    )
+    what.add_argument("--epochs", type=int, default=5, help="passes over the training images")
+    what.add_argument("--batch-size", type=int, default=64, help="images per step")
+    where = parser.add_argument_group("where")
+    where.add_argument(
+        "--directory",
+        type=pathlib.Path,
+        default=pathlib.Path("runs/tuning"),
+        help="folder of all searches",
+    )
+    where.add_argument(
+        "--verbose",
+        choices=["auto", "0", "1", "2"],
+        default="auto",
+        help="progress of each run: none, a bar, a line per epoch; auto is a bar on a terminal, "
+        "else none",
+    )
+    return parser
+
+
+def _parser():
+    parser = make_parser("python -m tuning.search", __doc__)
+    space = next(g for g in parser._action_groups if g.title == "what is searched")
+    space.add_argument("--optimizer", default="AdamNorm", help="ours, or one of keras.optimizers")
+    parser.add_argument(
+        "--project-name",
+        help="the search's folder in --directory (default: a name made of the options)",
+    )
+    parser.add_argument(
+        "--worker-timeout",
+        type=float,
+        default=60.0,
+        help="seconds until the chief hands on the trial of a worker that went silent",
+    )
+    return parser
+
+
+def make_plan(options, optimizer):
+    """The `Plan` that options make with an optimizer.
+
+    Raises:
+        ValueError: If they don't go together.
+    """
+    from tuning.space import RANGES, OptimizerSpace
+
+    settings = Settings(
+        optimizer=optimizer,
+        deterministic=True,
+        **{
+            name: getattr(options, name)
+            for name in (
+                "model",
+                "width",
+                "dataset",
+                "image_size",
+                "train_size",
+                "validation_size",
+                "augment",
+                "epochs",
+                "batch_size",
+                "seed",
+            )
+        },
+    )
+    ranges = {name: getattr(options, name) for name in RANGES if getattr(options, name)}
+    points = options.grid_points if options.tuner == "grid" else None
+    return Plan(
+        settings,
+        OptimizerSpace(optimizer, options.tune, ranges, points),
+        tuner=options.tuner,
+        max_trials=options.max_trials,
+        executions_per_trial=options.executions_per_trial,
+        objective=options.objective,
+    )
+
+
+def verbosity(options):
+    """`verbose` for `keras.Model.fit`."""
+    if options.verbose == "auto":
+        return 1 if sys.stdout.isatty() else 0
+    return int(options.verbose)
+
+
+def main(arguments=None):
+    """Runs the command line and returns its exit status."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+
+    def action():
+        plan = make_plan(options, options.optimizer)
+        folder, found = search(
+            plan,
+            options.directory,
+            options.project_name,
+            options.data_dir,
+            verbosity(options),
+            options.worker_timeout,
+        )
+        return 0 if found is None else _summarise(folder, found, plan)
+
+    return run_program(parser.prog, action)
+
+
+def run_program(prog, action):
+    """Runs an action and turns what it raises into one line and an exit status."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    try:
+        import keras_tuner
+
+        from examples.callbacks import RunError
+
+        try:
+            return action()
+        except keras_tuner.errors.FatalError as error:
+            reason, status = error, 1
+        except (OSError, RunError, ValueError) as error:
+            reason, status = error, 2
+    except ImportError as error:
+        reason, status = f"{error}. The tuning needs: pip install -e '.[tuning]'", 1
+    except KeyboardInterrupt:
+        reason, status = "interrupted; the same command goes on", 130
+    print(f"{prog}: error: {' '.join(str(reason).split())}", file=sys.stderr)
+    return status
+
+
+def _summarise(folder, found, plan):
+    from tuning import report
+    from tuning.hypermodel import OBJECTIVES
+
+    objective = OBJECTIVES[plan.objective]
+    best = report.ranked(found, objective)
+    print("\n" + report.table(found, objective))
+    if not best:
+        print("No trial succeeded.")
+        return 1
+    print(f"\nBest: {report.describe(best[0]['arguments'])}")
+    print(f"  {folder / report.BEST} goes into python -m examples.train --optimizer-config")
+    print(f"  {report.model_of(folder, best[0])} is its model, to be trained on")
+    print(f"  {folder / 'trials.csv'} has all trials, {folder / report.PICTURE} draws them")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
