@@ -15,6 +15,10 @@ class RunError(RuntimeError):
     """Why a run stopped, where its last good state is and what can be done."""
 
 
+class DivergedError(RunError):
+    """A loss or a weight that is not finite: the settings' doing, not the machine's."""
+
+
 class StopOnNonFinite(keras.callbacks.Callback):
     """Ends the run at the first loss or weight that is not finite, before anything is saved.
 
@@ -39,7 +43,7 @@ class StopOnNonFinite(keras.callbacks.Callback):
                 self._stop(f"{weight.path} is not finite after epoch {self._epoch}.")
 
     def _stop(self, what):
-        raise RunError(f"{what} A smaller learning rate may help. {self._keeper.last_good()}")
+        raise DivergedError(f"{what} A smaller learning rate may help. {self._keeper.last_good()}")
 
 
 class TestEveryEpoch(keras.callbacks.Callback):
