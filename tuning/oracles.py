@@ -32,8 +32,10 @@ class Durable:
     """
 
     def __init__(self, *, seed=0, on_end=None, worker_timeout=60.0, **kwargs):
-        # keras-tuner takes a seed of 0 for none, and ends a search after three failures in a row.
-        super().__init__(seed=seed + 1, max_consecutive_failed_trials=sys.maxsize, **kwargs)
+        # keras-tuner takes a seed of 0 for none, counts it up with every number that it draws, and
+        # ends a search after three failures in a row.
+        seed = (1_000_003 * seed) % (2**32 - 1) + 1
+        super().__init__(seed=seed, max_consecutive_failed_trials=sys.maxsize, **kwargs)
         self.worker_timeout = worker_timeout
         self._on_end = on_end or (lambda trial: None)
         self._heard = {}

@@ -1,9 +1,15 @@
-"""What a search gives: all trials as CSV and JSON, a table, the best optimizer, a picture."""
+"""What a search gives: all trials as CSV and JSON, a table, the best optimizer, a picture.
 
+python -m tuning.report trials.json search.png    # draws the picture again from a record
+"""
+
+import argparse
 import csv
 import json
+import pathlib
 
 from examples import records, run
+from tuning.hypermodel import OBJECTIVES
 from tuning.tuner import FAILED
 
 BEST = "best_optimizer.json"
@@ -61,22 +67,24 @@ def ranked(found, objective):
     )
 
 
+def document(found, identity):
+    """All trials and what they come from, as JSON can hold it."""
+    return {
+        "schema": 1,
+        "search": identity,
+        "trials": found,
+        "commit": records.commit(),
+        "versions": records.versions(),
+        "device": records.device(),
+    }
+
+
 def write(folder, found, objective, identity):
     """Writes `trials.json`, `trials.csv` and the best optimizer's config, each whole or not at all.
 
     The config is what `keras.optimizers.deserialize` and `examples.train --optimizer-config` take.
     """
-    _write_json(
-        folder / "trials.json",
-        {
-            "schema": 1,
-            "search": identity,
-            "trials": found,
-            "commit": records.commit(),
-            "versions": records.versions(),
-            "device": records.device(),
-        },
-    )
+    write_json(folder / "trials.json", document(found, identity))
     flat = [_flat(row) for row in found]
     with records.replacing(folder / "trials.csv") as temporary:
         with open(temporary, "w", newline="") as file:
@@ -85,7 +93,7 @@ def write(folder, found, objective, identity):
             writer.writerows(flat)
     best = ranked(found, objective)
     if best:
-        _write_json(folder / BEST, best[0]["optimizer"])
+        write_json(folder / BEST, best[0]["optimizer"])
 
 
 def _flat(row):
@@ -95,7 +103,8 @@ def _flat(row):
     return {"trial": joined.pop("trial"), **row["arguments"], **joined}
 
 
-def _write_json(path, value):
+def write_json(path, value):
+    """Writes JSON, whole or not at all."""
     with records.replacing(path) as temporary:
         temporary.write_text(json.dumps(value, indent=1) + "\n")
 
@@ -149,47 +158,55 @@ def table(found, objective, count=5):
     return "\n".join(text)
 
 
-def draw(found, objective, title, path):
-    """Draws where the trials lie and how they did.
+def draw(document, path):
+    """Draws where the trials of `trials.json` lie and how they did.
 
-    With `gamma` among the searched arguments that is the plane of learning rate and `1 - gamma`,
-    coloured by accuracy; without, accuracy against learning rate. The best trial has a ring,
-    failed ones are crosses.
+    With learning rate and `gamma` searched that is their plane, coloured by accuracy; otherwise
+    accuracy against the first of the searched numbers. The best trial has a ring, failed ones are
+    crosses.
     """
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    done = ranked(found, objective)
-    failed = [row for row in found if row["status"] == "FAILED"]
-    plane = "gamma" in found[0]["arguments"]
+    searched, settings = document["search"]["space"], document["search"]["settings"]
+    axes = [name for name, part in searched["searched"].items() if isinstance(part, dict)][:2]
+    plane = sorted(axes) == ["gamma", "learning_rate"]
+    names = ["learning_rate", "gamma"] if plane else axes[:1]
+    done = ranked(document["trials"], OBJECTIVES[document["search"]["objective"]])
+    failed = [row for row in document["trials"] if row["status"] == "FAILED"]
+    accuracy = [100 * row["last_epoch_val_accuracy"] for row in done]
 
-    def where(rows):
-        x = [row["arguments"]["learning_rate"] for row in rows]
-        if plane:
-            return x, [1 - row["arguments"]["gamma"] for row in rows]
-        return x, [row["last_epoch_val_accuracy"] or 0.0 for row in rows]
+    def values(name, rows):
+        found = [row["arguments"][name] for row in rows]
+        return [1 - value for value in found] if name == "gamma" else found
 
     figure, axis = pyplot.subplots(figsize=(6, 4.2), layout="constrained")
-    axis.set(xscale="log", xlabel="learning rate", title=title)
-    accuracy = [100 * row["last_epoch_val_accuracy"] for row in done]
-    axis.scatter(*where(done[:1]), s=190, facecolors="none", edgecolors="black", linewidths=1.2)
-    if plane:
-        points = axis.scatter(*where(done), c=accuracy, s=70, cmap="viridis")
-        figure.colorbar(points, label="validation accuracy after the last epoch, %")
-        axis.set(yscale="log", ylabel="1 - gamma")
-        axis.scatter(*where(failed), marker="x", color="tab:red")
-    else:
-        axis.scatter(where(done)[0], accuracy, s=50)
-        axis.set_ylabel("validation accuracy after the last epoch, %")
-        axis.plot(
-            where(failed)[0],
-            [0.02] * len(failed),
-            "x",
-            color="tab:red",
-            transform=axis.get_xaxis_transform(),
+    for name, which in zip(names, "xy", strict=False):
+        part = searched["searched"][name]
+        margin = (part["high"] / part["low"]) ** 0.04
+        axis.set(
+            **{
+                f"{which}scale": "log",
+                f"{which}lim": (part["low"] / margin, part["high"] * margin),
+                f"{which}label": "1 - gamma" if name == "gamma" else name.replace("_", " "),
+            }
         )
+    label = "validation accuracy after the last epoch, %"
+    y = accuracy
+    if plane:
+        y = values("gamma", done)
+        points = axis.scatter(values(names[0], done), y, c=accuracy, s=70)
+        figure.colorbar(points, label=label)
+        axis.scatter(values(names[0], failed), values("gamma", failed), marker="x", color="tab:red")
+    else:
+        axis.scatter(values(names[0], done), y, s=50)
+        axis.set_ylabel(label)
+        for x in values(names[0], failed):
+            axis.plot(x, 0.02, "x", color="tab:red", transform=axis.get_xaxis_transform())
+    axis.scatter(values(names[0], done[:1]), y[:1], s=190, facecolors="none", edgecolors="black")
+    axis.set_title(f"{searched['optimizer']}, {settings['model']} on {settings['dataset']}")
     axis.grid(alpha=0.3)
     with records.replacing(path) as temporary:
         figure.savefig(temporary, dpi=110)
@@ -199,3 +216,20 @@ def draw(found, objective, title, path):
 def model_of(folder, row):
     """Where the trained model of a trial lies, if it is kept."""
     return folder / f"trial_{row['trial']}" / "execution0" / "model.keras"
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(
+        prog="python -m tuning.report", description="Draws a search from its trials.json."
+    )
+    parser.add_argument("record", type=pathlib.Path, help="a trials.json")
+    parser.add_argument("picture", type=pathlib.Path, help="the PNG to write")
+    options = parser.parse_args(arguments)
+    try:
+        draw(json.loads(options.record.read_text()), options.picture)
+    except (KeyError, OSError, ValueError) as error:
+        parser.error(f"{options.record} cannot be drawn: {error}")
+
+
+if __name__ == "__main__":
+    main()

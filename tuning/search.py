@@ -188,9 +188,8 @@ def search(
             raise keras_tuner.errors.FatalRuntimeError(f"Cannot go on: {error}") from error
         found = report.rows(oracle, tuner)
         report.write(folder, found, objective, identity)
-        if report.ranked(found, objective) and "learning_rate" in plan.space.tuned:
-            title = f"{plan.space.optimizer}, {plan.settings.model} on {plan.settings.dataset}"
-            report.draw(found, objective, title, folder / report.PICTURE)
+        if plan.space.numbers:
+            report.draw(report.document(found, identity), folder / report.PICTURE)
         return folder, found
 
 
@@ -430,7 +429,9 @@ def _summarise(folder, found, plan):
     print(f"\nBest: {report.describe(best[0]['arguments'])}")
     print(f"  {folder / report.BEST} goes into python -m examples.train --optimizer-config")
     print(f"  {report.model_of(folder, best[0])} is its model, to be trained on")
-    print(f"  {folder / 'trials.csv'} has all trials, {folder / report.PICTURE} draws them")
+    print(f"  {folder / 'trials.csv'} has all trials")
+    if plan.space.numbers:
+        print(f"  {folder / report.PICTURE} draws them")
     return 0
 
 

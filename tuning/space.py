@@ -104,9 +104,9 @@ class OptimizerSpace:
                 self._parts[name] = CHOICES[name]
 
     @property
-    def tuned(self):
-        """The names of the arguments that are searched."""
-        return tuple(self._parts)
+    def numbers(self):
+        """The names of the searched arguments that have a range."""
+        return [name for name, part in self._parts.items() if isinstance(part, Interval)]
 
     @property
     def size(self):

@@ -1,0 +1,241 @@
+"""Gives a variant and its plain optimizer the same number of trials, then compares their best.
+
+examples:
+  embedded data, no download, five minutes on a CPU:
+    python -m tuning.compare
+  real images:
+    python -m tuning.compare --variant AdamNorm --dataset cifar10 --model resnet8 --max-trials 20
+
+Both are searched with validation images, the variant with gamma on top of what its plain optimizer
+has. Then each one's best setting is trained with fresh seeds, which no trial has used, and scored
+on the test images after the last epoch. Within a seed both start from the same weights and see the
+same batches; the 95 % interval (Student's t) is that of the paired differences. A tie is where it
+holds 0. The interval covers the luck of the seeds, not that of the search.
+
+Started again with the same options, a comparison that was stopped goes on. Its folder then holds
+comparison.json, and the folders of the searches lie beside it.
+
+exit status: 0 done, 1 could not go on or a search had no success, 2 wrong options, 130 interrupted.
+"""
+
+import dataclasses
+import pathlib
+import sys
+
+from examples.checks import check_integer
+from examples.demo import PAIRS
+from examples.recipes import UsageError
+from tuning import search
+
+FIRST_SEED = 1000
+CONFIDENCE = 0.95
+
+
+def compare(plans, seeds, directory, data_dir=None, verbose=0):
+    """Searches for both optimizers, then trains the best of each with fresh seeds.
+
+    Args:
+        plans: `{optimizer: Plan}`, the plain optimizer first.
+        seeds: Positive integer, runs of each best setting.
+        directory: Path of the folder that all folders lie in.
+        data_dir: Path that is handed to `examples.data.load`.
+        verbose: 0, 1 or 2, as in `keras.Model.fit`.
+
+    Returns:
+        `(path, comparison)`: where it was written, and a dictionary.
+    """
+    import keras_tuner
+
+    from examples import run
+    from tuning import report
+    from tuning.hypermodel import OBJECTIVES
+    from tuning.tuner import role
+
+    if role() != "alone":
+        raise UsageError("A comparison runs alone: unset KERASTUNER_TUNER_ID and its like")
+    best, names = {}, []
+    for optimizer, plan in plans.items():
+        print(f"\nSearching for {optimizer}", flush=True)
+        folder, found = search.search(plan, directory, data_dir=data_dir, verbose=verbose)
+        names.append(folder.name)
+        ranked = report.ranked(found, OBJECTIVES[plan.objective])
+        if not ranked:
+            raise keras_tuner.errors.FatalRuntimeError(f"No trial of {optimizer} succeeded.")
+        best[optimizer] = ranked[0] | {"trials": len(found)}
+    folder = pathlib.Path(directory) / "-against-".join(reversed(names))
+    sides = {
+        optimizer: {
+            "search": name,
+            "trials": row["trials"],
+            "arguments": row["arguments"],
+            "last_epoch_val_accuracy": row["last_epoch_val_accuracy"],
+            "test_accuracies": [],
+        }
+        for (optimizer, row), name in zip(best.items(), names, strict=True)
+    }
+    fresh = [FIRST_SEED + plan.settings.seed + i for i in range(seeds)]
+    for seed in fresh:
+        for optimizer, plan in plans.items():
+            settings = _at(plan.settings, best[optimizer]["arguments"], seed)
+            print(f"{optimizer}, seed {seed}: ", end="", flush=True)
+            try:
+                record = run.train(
+                    settings,
+                    folder / f"{optimizer}-trial{best[optimizer]['trial']}-seed{seed}",
+                    data_dir,
+                    verbose,
+                    keep_model=False,
+                )
+            except run.RunError as error:
+                raise keras_tuner.errors.FatalRuntimeError(str(error)) from error
+            sides[optimizer]["test_accuracies"].append(record["test"]["accuracy"])
+    plain, variant = (side["test_accuracies"] for side in sides.values())
+    comparison = {
+        "schema": 1,
+        "settings": {
+            k: v for k, v in plan.settings.as_dict().items() if not k.startswith("optimizer")
+        },
+        "data": record["data"],
+        "seeds": fresh,
+        "optimizers": sides,
+        "difference": paired(plain, variant, 1 / record["data"]["test_examples"]),
+        "commit": record["commit"],
+        "versions": record["versions"],
+        "device": record["device"],
+    }
+    path = folder / "comparison.json"
+    report.write_json(path, comparison)
+    return path, comparison
+
+
+def _at(settings, arguments, seed):
+    """The settings of a final run."""
+    arguments = dict(arguments)
+    rate = arguments.pop("learning_rate", settings.learning_rate)
+    return dataclasses.replace(
+        settings, optimizer_arguments=arguments, learning_rate=rate, seed=seed
+    )
+
+
+def interval(values, resolution):
+    """The mean and its 95 % interval by Student's t; `None` for the ends with a single value.
+
+    Args:
+        values: Sequence of numbers.
+        resolution: Positive float that their spread is at least taken for: results that agree by
+            rounding prove nothing.
+
+    >>> interval([0.90, 0.92, 0.94], 0.001)
+    {'mean': 0.92, 'low': 0.8703, 'high': 0.9697}
+    """
+    import numpy as np
+    from scipy import stats
+
+    count = len(values)
+    mean = float(np.mean(values))
+    if count == 1:
+        return {"mean": mean, "low": None, "high": None}
+    spread = max(float(np.std(values, ddof=1)), resolution)
+    reach = float(stats.t.ppf((1 + CONFIDENCE) / 2, count - 1)) * spread / count**0.5
+    return {
+        k: round(v, 4)
+        for k, v in zip(("mean", "low", "high"), (mean, mean - reach, mean + reach), strict=True)
+    }
+
+
+def paired(plain, variant, resolution):
+    """The interval of `variant - plain`, pair by pair."""
+    return interval([b - a for a, b in zip(plain, variant, strict=True)], resolution)
+
+
+def verdict(names, difference):
+    """What the interval of the difference allows to say."""
+    plain, variant = names
+    if difference["low"] is None:
+        return "one seed tells nothing"
+    if difference["low"] > 0:
+        return f"{variant} ahead"
+    return f"{plain} ahead" if difference["high"] < 0 else "tie"
+
+
+def rows(comparison):
+    """The comparison as lines of cells, the first of them the header."""
+    lines = [("", "trials", "best setting", "validation", "test, mean", "95 % interval")]
+    for name, side in comparison["optimizers"].items():
+        setting = ", ".join(
+            f"{k} {v:g}" if isinstance(v, float) else f"{k} {v}"
+            for k, v in side["arguments"].items()
+        )
+        test = interval(side["test_accuracies"], 1 / comparison["data"]["test_examples"])
+        lines.append(
+            (
+                name,
+                str(side["trials"]),
+                setting.replace("_", " "),
+                f"{side['last_epoch_val_accuracy']:.2%}",
+                *_percent(test, ""),
+            )
+        )
+    names = list(comparison["optimizers"])
+    lines.append(
+        (
+            f"{names[1]} - {names[0]}",
+            "",
+            verdict(names, comparison["difference"]),
+            "",
+            *_percent(comparison["difference"], "+"),
+        )
+    )
+    return lines
+
+
+def _percent(found, sign):
+    mean = f"{100 * found['mean']:{sign}.2f}"
+    if found["low"] is None:
+        return mean, "-"
+    return mean, f"{100 * found['low']:{sign}.2f} to {100 * found['high']:{sign}.2f}"
+
+
+def main(arguments=None):
+    """Runs the command line and returns its exit status."""
+    parser = search.make_parser("python -m tuning.compare", __doc__)
+    group = parser.add_argument_group("what is compared")
+    group.add_argument("--variant", default="AdamNorm", help=", ".join(PAIRS.values()))
+    group.add_argument("--seeds", type=int, default=5, help="fresh seeds of each best setting")
+    options = parser.parse_args(arguments)
+
+    def action():
+        plains = {variant: plain for plain, variant in PAIRS.items()}
+        if options.variant not in plains:
+            raise UsageError(
+                f"Argument `variant` must be one of {', '.join(plains)}. "
+                f"Received: variant={options.variant}"
+            )
+        check_integer("seeds", options.seeds, 1)
+        names = (plains[options.variant], options.variant)
+        plans = {name: search.make_plan(_without_gamma(options, name), name) for name in names}
+        path, comparison = compare(
+            plans, options.seeds, options.directory, options.data_dir, search.verbosity(options)
+        )
+        lines = rows(comparison)
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        print()
+        for line in lines:
+            print("  ".join(map(str.ljust, line, widths)).rstrip())
+        print(f"\nAccuracies and differences in %, {options.seeds} seeds; {path}")
+        return 0
+
+    return search.run_program(parser.prog, action)
+
+
+def _without_gamma(options, optimizer):
+    """The options without what the plain optimizer lacks."""
+    if optimizer not in PAIRS:
+        return options
+    lacks = ("gamma", "max_correction", "corrected_moments")
+    tune = options.tune and [name for name in options.tune if name not in lacks]
+    return type(options)(**vars(options) | {"tune": tune, "gamma": None})
+
+
+if __name__ == "__main__":
+    sys.exit(main())
