@@ -18,6 +18,7 @@ import sys
 
 import numpy as np
 
+from examples import intervals
 from examples.checks import check_integer
 
 PAIRS = {
@@ -26,7 +27,6 @@ PAIRS = {
     "Radam": "RadamNorm",
     "AdaBelief": "AdaBeliefNorm",
 }
-CONFIDENCE = 0.95
 CURVES = ("loss", "val_accuracy", "corrections_fired")
 
 
@@ -111,41 +111,6 @@ def train(name, seeds, epochs, verbose):
     return runs
 
 
-def compare(plain, variant, resolution):
-    """The mean of paired differences and its interval, by Student's t.
-
-    The intervals of all pairs hold together with `CONFIDENCE` (Bonferroni).
-
-    Args:
-        plain, variant: Sequences of one result per seed, in the same order.
-        resolution: Positive float, the smallest difference that a result can show. The spread of
-            the differences counts as at least this: results that agree by rounding prove nothing.
-
-    Returns:
-        `(difference, low, high)`; the interval is infinite with one seed.
-    """
-    from scipy import stats
-
-    differences = np.subtract(variant, plain)
-    count = len(differences)
-    mean = differences.mean()
-    if count == 1:
-        return mean, -np.inf, np.inf
-    spread = max(differences.std(ddof=1), resolution)
-    quantile = stats.t.ppf(1 - (1 - CONFIDENCE) / (2 * len(PAIRS)), df=count - 1)
-    reach = quantile * spread / np.sqrt(count)
-    return mean, mean - reach, mean + reach
-
-
-def verdict(plain, variant, difference, low, high):
-    """What an interval allows to say of a pair: the name of the better one, or "tie"."""
-    if low > 0:
-        return f"{variant} ahead"
-    if high < 0:
-        return f"{plain} ahead"
-    return "tie" if np.isfinite(high - low) else "one seed tells nothing"
-
-
 def table(runs):
     """The results as text."""
     lines = [
@@ -165,7 +130,7 @@ def table(runs):
         interval = f"{low:+.2f} to {high:+.2f}"
         lines.append(
             f"{variant + ' - ' + plain:<27}{mean:>+6.2f}   {interval:<18}"
-            f"{verdict(plain, variant, *result)}"
+            f"{intervals.verdict(plain, variant, result)}"
         )
     lines.append("Spread: standard deviation over the seeds. The four intervals hold together.")
     return "\n".join(lines)
@@ -222,8 +187,8 @@ def _figure(runs):
             for name, color in ((plain, _PLAIN), (variant, _VARIANT)):
                 if curve in runs[name][0]:
                     _band(axes, [run[curve] for run in runs[name]], color, wide=name == plain)
-        mean, low, high = (100 * value for value in _compare_runs(runs, plain, variant))
-        result = verdict(plain, variant, mean, low, high)
+        found = _compare_runs(runs, plain, variant)
+        result = intervals.verdict(plain, variant, found)
         column[0].text(0, 1.2, variant, color=_VARIANT, weight="bold", size=12, **_above(column[0]))
         column[0].text(
             0, 1.07, f"beside {plain}", color=_PLAIN, weight="bold", size=9, **_above(column[0])
@@ -231,7 +196,7 @@ def _figure(runs):
         column[1].text(
             0.97,
             0.06,
-            f"last epoch: {mean:+.2f} points\n{result}",
+            f"last epoch: {100 * found.mean:+.2f} points\n{result}",
             ha="right",
             color=_INK,
             linespacing=1.5,
@@ -292,9 +257,9 @@ def _band(axes, curves, color, wide):
 
 
 def _compare_runs(runs, plain, variant):
-    return compare(
-        _last_accuracies(runs[plain]), _last_accuracies(runs[variant]), resolution=1 / 360
-    )
+    """The interval of a pair's difference. Those of all pairs hold together."""
+    sides = (_last_accuracies(runs[name]) for name in (plain, variant))
+    return intervals.paired(*sides, comparisons=len(PAIRS), resolution=1 / 360)
 
 
 def _last_accuracies(runs):
