@@ -11,6 +11,8 @@ from keras_adanorm.norm_correction import norm_ratio
 # Where Keras itself leads the gradients from `apply` to the update in which they are corrected.
 _WAY_TO_THE_UPDATE = ("apply", "stateless_apply", "_backend_apply_gradients")
 
+_LARGEST_FLOAT16 = 65504.0
+
 # What is read and set through the wrapper and held by the inner optimizer alone.
 _SETTINGS = (
     "learning_rate",
@@ -47,7 +49,8 @@ class AdaNorm(keras.optimizers.Optimizer):
     Everything else is the inner optimizer's own work, done once and where it always is: `g_t` is
     the gradient that would have entered its update, so after loss scaling, accumulation, clipping
     and the sum over devices. `s_t` has the dtype of `g_t`, while norm and average are taken in
-    float32 (float64 for float64 variables). A sparse gradient stays sparse.
+    float32 (float64 for float64 variables); in float16 the ratio is held so that `s_t` is finite
+    if `g_t` is. A sparse gradient stays sparse.
 
     Round an optimizer with one moment (`SGD` with momentum, `Lion`) this is the paper's method.
     Round one with two moments (`Adam` and its kin) the correction enters both, which is the "both
@@ -180,7 +183,11 @@ class AdaNorm(keras.optimizers.Optimizer):
         if steps:  # on JAX the update runs in every step, and is undone if it was not due
             average = ops.where((inner._iterations + 1) % steps == 0, average, before)
         self.assign(state, average)
-        return gradient if ratio is None else _scale(gradient, ratio, dtype)
+        if ratio is None:
+            return gradient
+        if keras.backend.standardize_dtype(gradient.dtype) == "float16":
+            ratio = _within_float16(ratio, gradient)
+        return _scale(gradient, ratio, dtype)
 
     def apply(self, grads, trainable_variables=None):
         """Updates the variables from their gradients, see `keras.optimizers.Optimizer.apply`."""
@@ -286,6 +293,13 @@ def _wrappable(optimizer):
             f"`get_config()`. Received: optimizer={name}"
         )
     return optimizer
+
+
+def _within_float16(ratio, gradient):
+    """The ratio, held where the largest element of a finite gradient would leave float16."""
+    peak = ops.max(ops.abs(ops.cast(precision.dense(gradient), "float32")), initial=0.0)
+    fits = ops.logical_or(peak * ratio <= _LARGEST_FLOAT16, ops.logical_not(ops.isfinite(peak)))
+    return ops.where(fits, ratio, _LARGEST_FLOAT16 / ops.where(fits, ops.ones_like(peak), peak))
 
 
 def _scale(gradient, ratio, dtype):
