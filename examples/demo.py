@@ -20,6 +20,7 @@ import numpy as np
 
 from examples import intervals
 from examples.checks import check_integer
+from examples.drawing import INK, PLAIN, QUIET, STYLE, VARIANT, mean_and_range
 
 PAIRS = {
     "Adam": "AdamNorm",
@@ -140,31 +141,8 @@ def draw(runs, path):
     """Draws loss, accuracy and fired corrections, one column per pair, and saves the picture."""
     import matplotlib
 
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         _figure(runs).savefig(path)
-
-
-_PLAIN, _VARIANT, _INK, _QUIET = "#8b95a5", "#c8334a", "#22252b", "#6b7078"
-_STYLE = {
-    "figure.facecolor": "white",
-    "figure.dpi": 160,
-    "savefig.facecolor": "white",
-    "font.family": "DejaVu Sans",
-    "font.size": 9,
-    "text.color": _INK,
-    "axes.edgecolor": "#c9ccd1",
-    "axes.labelcolor": _QUIET,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#eceef0",
-    "axes.axisbelow": True,
-    "xtick.color": _QUIET,
-    "ytick.color": _QUIET,
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
-    "ytick.minor.size": 0,
-}
 
 
 def _figure(runs):
@@ -184,21 +162,23 @@ def _figure(runs):
     )
     for column, (plain, variant) in zip(rows.T, PAIRS.items(), strict=True):
         for axes, curve in zip(column, CURVES, strict=True):
-            for name, color in ((plain, _PLAIN), (variant, _VARIANT)):
+            for name, color in ((plain, PLAIN), (variant, VARIANT)):
                 if curve in runs[name][0]:
-                    _band(axes, [run[curve] for run in runs[name]], color, wide=name == plain)
+                    mean_and_range(
+                        axes, [run[curve] for run in runs[name]], color, wide=name == plain
+                    )
         found = _compare_runs(runs, plain, variant)
         result = intervals.verdict(plain, variant, found)
-        column[0].text(0, 1.2, variant, color=_VARIANT, weight="bold", size=12, **_above(column[0]))
+        column[0].text(0, 1.2, variant, color=VARIANT, weight="bold", size=12, **_above(column[0]))
         column[0].text(
-            0, 1.07, f"beside {plain}", color=_PLAIN, weight="bold", size=9, **_above(column[0])
+            0, 1.07, f"beside {plain}", color=PLAIN, weight="bold", size=9, **_above(column[0])
         )
         column[1].text(
             0.97,
             0.06,
             f"last epoch: {100 * found.mean:+.2f} points\n{result}",
             ha="right",
-            color=_INK,
+            color=INK,
             linespacing=1.5,
             transform=column[1].transAxes,
         )
@@ -227,7 +207,7 @@ def _figure(runs):
         0.91,
         "A small convolutional network on the 8x8 digits of scikit-learn: 1,437 images to train "
         "on, 360 to test.",
-        color=_QUIET,
+        color=QUIET,
         size=10,
     )
     band = f"Lines: mean of {seeds} seeds, bands: from the lowest to the highest.  "
@@ -236,7 +216,7 @@ def _figure(runs):
         0.025,
         (band if seeds > 1 else "One seed.  ")
         + "Corrected: share of gradients whose norm lay below its average and was raised to it.",
-        color=_QUIET,
+        color=QUIET,
         size=8,
     )
     return figure
@@ -244,16 +224,6 @@ def _figure(runs):
 
 def _above(axes):
     return {"transform": axes.transAxes, "va": "bottom"}
-
-
-def _band(axes, curves, color, wide):
-    """The mean as a line, wide and pale if another one may lie on it, and the range as a band."""
-    curves = np.array(curves)
-    epochs = np.arange(1, curves.shape[1] + 1)
-    width, alpha = (4.5, 0.55) if wide else (1.6, 1.0)
-    marker = "o" if len(epochs) == 1 else None
-    axes.fill_between(epochs, curves.min(0), curves.max(0), color=color, alpha=0.16, linewidth=0)
-    axes.plot(epochs, curves.mean(0), color=color, linewidth=width, alpha=alpha, marker=marker)
 
 
 def _compare_runs(runs, plain, variant):

@@ -5,8 +5,9 @@ networks and seeds. A run that stands in two tables is one run: its name follows
 """
 
 import dataclasses
+import itertools
 
-from examples.recipes import Settings
+from examples.recipes import Settings, UsageError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,12 +33,23 @@ class Arm:
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
-    """Size of an experiment: data, networks, seeds, and the settings of every run."""
+    """Size of an experiment.
+
+    Args:
+        datasets, models: Names, all of which are combined.
+        seeds: Positive integer, runs of an arm.
+        settings: Dictionary of the `Settings` of every run that differ from the defaults.
+        machine: What it is meant for, in words.
+        rate: Positive float, the multiply-adds a second that a training is assumed to reach on
+            that machine, for estimates of time.
+    """
 
     datasets: tuple[str, ...]
     models: tuple[str, ...]
     seeds: int
     settings: dict
+    machine: str
+    rate: float
 
 
 SCALES = {
@@ -46,6 +58,9 @@ SCALES = {
         models=("vgg16", "resnet18", "resnet50"),
         seeds=3,
         settings={"epochs": 100, "validation_size": 0, "test_every_epoch": True},
+        # A twenty-fifth of its peak in TensorFloat-32: batches of small images do not fill it.
+        machine="one H100-class GPU",
+        rate=1e13,
     ),
     "desk": Scale(
         datasets=("cifar10",),
@@ -58,12 +73,16 @@ SCALES = {
             "validation_size": 2_000,
             "deterministic": True,
         },
+        machine="one or two CPU cores",
+        rate=1e10,
     ),
     "smoke": Scale(
         datasets=("digits",),
         models=("cnn",),
         seeds=2,
         settings={"epochs": 2, "width": 4, "train_size": 320, "validation_size": 100},
+        machine="one or two CPU cores",
+        rate=1e8,  # the start of a run takes longer than its steps
     ),
 }
 
@@ -176,6 +195,21 @@ TABLES = {
     )
 }
 
+# What is compared in the study, as (variant, plain). The intervals of a group hold together.
+GROUPS = {
+    "pairs": tuple((variant.name, plain.name) for plain, variant in PAIRS),
+    "causes": (
+        ("Adam-floor", "Adam"),
+        ("AdamNorm-released", "Adam"),
+        ("AdamNorm-released", "Adam-floor"),
+        ("AdaBeliefNorm-released", "AdaBelief"),
+        ("keras.Adam", "Adam"),
+    ),
+    "gamma": tuple((arm.name, ADAM_NORM.name) for arm in GAMMAS if arm is not ADAM_NORM),
+    "moments": tuple((arm.name, ADAM_NORM.name) for arm in MOMENTS if arm is not ADAM_NORM),
+    "noise": ((NOISE.name, ADAM.name),),
+}
+
 # The tuned pair: each side has the same trials, the better one on the validation images runs on
 # fresh seeds.
 TUNED_ARMS = (ADAM, ADAM_NORM)
@@ -217,7 +251,17 @@ def runs(table, scale, seeds=None, first_seed=0):
 
 
 def trials(scale):
-    """The trials of the tuned pair, as `{arm: [Run]}`."""
+    """The trials of the tuned pair, as `{arm: [Run]}`.
+
+    Raises:
+        UsageError: If the runs of the scale have no validation images to choose by.
+    """
+    if SCALES[scale].settings.get("validation_size") == 0:
+        allowed = [name for name, size in SCALES.items() if size.settings.get("validation_size")]
+        raise UsageError(
+            "The tuned pair needs validation images, which the paper's recipe has none of. "
+            f"Argument `scale` must be one of {', '.join(allowed)}. Received: scale={scale}"
+        )
     found = {}
     for arm in TUNED_ARMS:
         table = Table("trials", "", _varied(arm, "lr", "learning_rate", TUNED_RATES))
@@ -225,12 +269,14 @@ def trials(scale):
     return found
 
 
-def finals(scale, read, seeds=None):
-    """The runs of the tuned pair on fresh seeds, as `{arm: [Run]}`, once all trials are done.
+def finals(scale, work, seeds=None):
+    """The runs of the tuned pair on fresh seeds, as `{arm: [Run]}`.
+
+    An arm is in it once all its trials have ended and at least one has ended well.
 
     Args:
         scale: Name of `SCALES`.
-        read: Function from a `Run` to its record, or to `None` where it is not done or failed.
+        work: `series.Series`.
         seeds: Positive integer, number of seeds, or `None` for the scale's.
 
     Returns:
@@ -240,13 +286,25 @@ def finals(scale, read, seeds=None):
     found = {}
     for name, tried in trials(scale).items():
         scores = [
-            (record["validation"]["accuracy"], run.arm) for run in tried if (record := read(run))
+            (record["validation"]["accuracy"], one.arm)
+            for one in tried
+            if (record := work.record(one)) is not None
         ]
-        if scores:
+        if scores and all(work.done(one) for one in tried):
             _, best = max(scores, key=lambda scored: scored[0])
             table = Table("finals", "", (best,))
             found[name] = runs(table, scale, seeds=seeds, first_seed=FRESH_SEED)
     return found
+
+
+def seed_by_seed(arms):
+    """The runs of several arms in one list, seed by seed.
+
+    >>> seed_by_seed([["a0", "a1"], ["b0"]])
+    ['a0', 'b0', 'a1']
+    """
+    rounds = itertools.zip_longest(*arms)
+    return [one for together in rounds for one in together if one is not None]
 
 
 def _run(arm, scale, dataset, model, seed):

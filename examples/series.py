@@ -4,6 +4,7 @@ The folder of a series holds a record per run, `<folder>/<run>.json`, and what i
 way in `<folder>/work`. Processes and machines that share the folder share the work.
 """
 
+import collections
 import json
 import pathlib
 import shutil
@@ -12,10 +13,10 @@ import time
 
 import keras
 
-from examples import callbacks, records, run
-from examples.claims import claim
+from examples import callbacks, claims, cost, records, run
 
 POLL = 15.0
+STATES = ("done", "failed", "claimed", "open")
 
 
 class Series:
@@ -64,31 +65,79 @@ class Series:
         while waiting := [one for one in planned if not self.done(one)]:
             idle = True
             for one in waiting:
-                with claim(self._work(one)) as mine:
+                with claims.claim(self._work(one)) as mine:
                     if not mine or self.done(one):
                         continue
-                    idle = False
                     ended = self._train(one, data_dir)
+                if ended is None:
+                    continue
+                idle = False
                 left = sum(not self.done(other) for other in planned)
                 elapsed = time.monotonic() - began
                 _say(
-                    f"[{len(planned) - left}/{len(planned)}] {one.path.removesuffix('.json')}: "
+                    f"[{len(planned) - left}/{len(planned)}] {_name(one)}: "
                     f"{ended}{_remaining(elapsed, open_before - left, left)}"
                 )
-            if idle:
+            if idle and (waiting := [one for one in waiting if not self.done(one)]):
                 _say(f"{len(waiting)} runs are in the hands of other processes; waiting")
                 time.sleep(patience)
 
+    def state(self, planned):
+        """One of `STATES`. A claimed run is in the hands of a process that is alive."""
+        if (found := self._read(planned)) is not None:
+            return "failed" if "failed" in found else "done"
+        return "claimed" if claims.held(self._work(planned)) else "open"
+
+    def describe(self, planned, rate, machine):
+        """What there is to do, in words: every run with its state, and an estimate of the time.
+
+        The time of an open run is the median of those of its size that have ended, or else what
+        `examples.cost` computes.
+
+        Args:
+            planned: List of `experiments.Run`.
+            rate: Positive float, multiply-adds a second, for what was not measured.
+            machine: The machine that has it, in words.
+        """
+        states = [self.state(one) for one in planned]
+        count = collections.Counter(states)
+        lines = [f"{state:<8}{_name(one)}" for one, state in zip(planned, states, strict=True)]
+        told = ", ".join(f"{count[state]} {state}" for state in STATES)
+        lines.append(f"{len(planned)} runs: {told}; in {self.folder}")
+        measured, computed = [], []
+        for one, state in zip(planned, states, strict=True):
+            if state in ("open", "claimed"):
+                if (seconds := self.seconds(one)) is not None:
+                    measured.append(seconds)
+                else:
+                    computed.append(cost.seconds(one.settings, rate))
+        if measured:
+            lines.append(
+                f"{len(measured)} runs like some that are done: {duration(sum(measured))}, "
+                "at the median time of those"
+            )
+        if computed:
+            lines.append(
+                f"{len(computed)} runs like none that is done: {duration(sum(computed))} computed, "
+                f"not measured, for {machine} at {rate:.0e} multiply-adds a second"
+            )
+        return "\n".join(lines)
+
     def seconds(self, planned):
-        """An estimate of the seconds of a run from the records of runs of its size, or `None`."""
+        """The median seconds of the ended runs with the run's data, model and batch size.
+
+        `None` where there is none.
+        """
         alike = [
             record["seconds"]
             for path in sorted((self.folder / planned.path).parent.glob("*.json"))
             if "seconds" in (record := _load(path))
+            and record["settings"]["batch_size"] == planned.settings.batch_size
         ]
         return statistics.median(alike) if alike else None
 
     def _train(self, planned, data_dir):
+        """Trains a run and says how it ended, or `None` where another process is in its folder."""
         keras.utils.clear_session()
         folder = self._work(planned)
         try:
@@ -101,6 +150,11 @@ class Series:
             failed = {"settings": planned.settings.as_dict(), "failed": str(error)}
             self._write(planned, failed | {"commit": records.commit(), "finished": records.now()})
             ended = f"failed. {error}"
+        except run.RunError as error:
+            # A process that was asleep for so long that its claim could be taken over.
+            if isinstance(error.__cause__, BlockingIOError):
+                return None
+            raise
         shutil.rmtree(folder, ignore_errors=True)
         return ended
 
@@ -133,7 +187,7 @@ class Series:
         return record
 
     def _work(self, planned):
-        return self.folder / "work" / planned.path.removesuffix(".json").replace("/", "_")
+        return self.folder / "work" / _name(planned).replace("/", "_")
 
 
 def _load(path):
@@ -141,6 +195,10 @@ def _load(path):
         return json.loads(path.read_text())
     except ValueError as error:
         raise records.RecordError(f"{path} is not a record: {error}") from error
+
+
+def _name(planned):
+    return planned.path.removesuffix(".json")
 
 
 def duration(seconds):

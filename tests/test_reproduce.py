@@ -1,0 +1,441 @@
+"""The series of runs: what is in it, that each is run once whatever happens, what is refused."""
+
+import collections
+import contextlib
+import json
+import os
+import threading
+import time
+
+import pytest
+
+from examples import callbacks, claims, experiments, paper, reproduce, run, series, simulation
+from examples.experiments import SCALES, TABLES
+from tests import child, made_records
+
+LONG_AGO = 1_000_000_000
+
+
+@pytest.fixture
+def work(tmp_path):
+    return series.Series(tmp_path)
+
+
+@pytest.fixture
+def trained(monkeypatch):
+    """Trains nothing: the runs that were asked for, in their order. `ends` says how one ends."""
+    asked = []
+
+    def train(settings, output_dir, data_dir, verbose, keep_model):
+        asked.append(settings)
+        time.sleep(0.01)
+        return asked.ends(settings)
+
+    asked = Asked()
+    monkeypatch.setattr(series.run, "train", train)
+    monkeypatch.setattr(series.keras.utils, "clear_session", lambda: None)  # slow
+    return asked
+
+
+class Asked(list):
+    ends = staticmethod(made_records.record)
+
+
+def diverge(settings):
+    raise callbacks.DivergedError("The loss is nan.")
+
+
+def smoke(name="table1", **options):
+    return experiments.runs(TABLES[name], "smoke", **options)
+
+
+# What is in it
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_a_name_stands_for_one_run(scale):
+    settings = collections.defaultdict(list)
+    for table in TABLES.values():
+        for one in experiments.runs(table, scale):
+            settings[one.path].append(one.settings)
+    for same in settings.values():
+        assert all(one == same[0] for one in same)
+    assert len({str(same[0]) for same in settings.values()}) == len(settings)
+
+
+@pytest.mark.parametrize("name", paper.ACCURACIES)
+def test_every_cell_of_the_papers_tables_is_three_runs_of_its_recipe(name):
+    cells = collections.Counter()
+    for one in experiments.runs(TABLES[name], "paper"):
+        cells[one.settings.dataset, one.settings.model, one.arm.name] += 1
+        assert (one.settings.epochs, one.settings.drop_epoch) == (100, 80)
+        assert one.settings.width is one.settings.train_size is None
+    assert set(cells) == set(paper.ACCURACIES[name])
+    assert set(cells.values()) == {3}
+
+
+def test_arms_differ_in_what_the_tables_vary():
+    def values(name, read):
+        arms = TABLES[name].arms
+        return [read(arm) for arm in arms if arm.optimizer == "AdamNorm" and arm.arguments == {}]
+
+    gammas = [arm.arguments.get("gamma", 0.95) for arm in TABLES["table2"].arms]
+    assert gammas == [0.9, 0.95, 0.99, 0.999]
+    moments = [arm.arguments.get("corrected_moments", "first") for arm in TABLES["table3"].arms]
+    assert moments == ["first", "second", "both"]
+    assert values("table4", lambda arm: arm.learning_rate) == [0.01, 0.001, 0.0001]
+    assert values("table5", lambda arm: arm.batch_size) == [32, 64, 128]
+    plain = [arm for arm in TABLES["table5"].arms if arm.arguments == {"gamma": 0.0}]
+    assert [arm.batch_size for arm in plain] == [32, 64, 128]
+
+
+def test_arms_of_the_study_share_their_seeds():
+    seeds = collections.defaultdict(list)
+    for one in experiments.runs(TABLES["study"], "desk"):
+        seeds[one.arm.name].append(one.settings.seed)
+    assert seeds.pop("Adam-other-seeds") == [1000, 1001, 1002, 1003, 1004]
+    assert set(map(tuple, seeds.values())) == {(0, 1, 2, 3, 4)}
+    compared = {name for group in experiments.GROUPS.values() for pair in group for name in pair}
+    assert compared == {*seeds, "Adam-other-seeds"}
+
+
+def test_committed_records_are_of_runs_that_are_declared():
+    work = series.Series(reproduce.FOLDER)
+    found = {str(path.relative_to(work.folder)) for path in work.folder.glob("desk/*/*.json")}
+    declared = experiments.runs(TABLES["study"], "desk")
+    declared += [one for arm in experiments.trials("desk").values() for one in arm]
+    declared += experiments.seed_by_seed(experiments.finals("desk", work).values())
+    assert found <= {one.path for one in declared}
+    for one in declared:
+        work.done(one)  # raises where the settings are others
+
+
+# Each is run once
+
+
+def test_a_series_is_trained_once_and_kept(work, trained, capsys):
+    planned = smoke(seeds=1)
+    work.execute(planned)
+    assert trained == [one.settings for one in planned]
+    assert [work.record(one)["settings"]["optimizer"] for one in planned] == [
+        one.arm.optimizer for one in planned
+    ]
+    assert "[1/8] smoke/digits-cnn/Adam-seed0: test 50.00%, 60 s; 7 left" in capsys.readouterr().out
+    work.execute(planned)
+    assert len(trained) == 8
+
+
+def test_processes_share_a_series(work, trained):
+    planned = smoke()
+    sharing = [
+        threading.Thread(target=work.execute, args=(planned,), kwargs={"patience": 0.01})
+        for _ in range(4)
+    ]
+    for one in sharing:
+        one.start()
+    for one in sharing:
+        one.join()
+    assert collections.Counter(map(str, trained)) == {str(one.settings): 1 for one in planned}
+    assert all(work.record(one) for one in planned)
+    assert list(work.folder.rglob("*.claim")) == []
+
+
+def test_a_run_in_other_hands_is_waited_for(work, trained, capsys):
+    one, *others = smoke(seeds=1)
+
+    def elsewhere(settings):
+        """The other process ends its run while the last one of this process is trained."""
+        if settings == others[-1].settings:
+            work._write(one, made_records.record(one.settings, accuracy=0.9))
+        return made_records.record(settings)
+
+    trained.ends = elsewhere
+    with claims.claim(work._work(one)):
+        assert work.state(one) == "claimed"
+        work.execute([one, *others], patience=0.01)
+    assert trained == [other.settings for other in others]
+    assert work.record(one)["test"]["accuracy"] == 0.9
+
+
+def test_two_that_meet_in_a_folder_do_not_stop_the_series(work, trained):
+    met = []
+
+    def busy_at_first(settings):
+        if not met:
+            met.append(settings)
+            raise run.RunError("Another process is in it.") from BlockingIOError()
+        return made_records.record(settings)
+
+    trained.ends = busy_at_first
+    work.execute(smoke(seeds=1)[:1], patience=0.01)
+    assert len(trained) == 2
+
+
+def test_a_diverged_run_is_kept_as_failed_and_the_series_goes_on(work, trained):
+    planned = smoke(seeds=1)
+    trained.ends = lambda settings: (
+        diverge(settings) if settings.optimizer == "Radam" else made_records.record(settings)
+    )
+    work.execute(planned)
+    work.execute(planned)
+    assert len(trained) == 8
+    states = {one.arm.name: work.state(one) for one in planned}
+    assert [name for name, state in states.items() if state == "failed"] == ["Radam"]
+    (failed,) = [one for one in planned if one.arm.name == "Radam"]
+    assert work.record(failed) is None
+    assert work.failure(failed) == "The loss is nan."
+
+
+def test_a_killed_series_goes_on_where_it_stopped(tmp_path):
+    """A process is killed in the second epoch of its second run; another one takes over."""
+    arguments = ["--scale", "smoke", "--folder", str(tmp_path), "--seeds", "1", "--only", "Radam"]
+    killed = child.start(["-m", "examples.reproduce", "table1", *arguments])
+    first, second = smoke(seeds=1)[4:6]
+    work = series.Series(tmp_path)
+    try:
+        wait_for(lambda: (work._work(second) / "metrics.csv").exists(), killed)
+    finally:
+        killed.kill()
+        killed.communicate()
+    before = (tmp_path / first.path).read_bytes()
+    assert work.state(second) == "claimed"
+    os.utime(f"{work._work(second)}.claim", (LONG_AGO, LONG_AGO))
+    assert work.state(second) == "open"
+
+    epochs = []
+    train = run.train
+
+    def watched(settings, *rest, **options):
+        count = callbacks.keras.callbacks.LambdaCallback(
+            on_epoch_begin=lambda epoch, logs: epochs.append((settings.optimizer, epoch))
+        )
+        return train(settings, *rest, **options, observers=[count])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(series.run, "train", watched)
+        assert reproduce.main(["table1", *arguments]) == 0
+    assert ("RadamNorm", 0) not in epochs  # nothing twice
+    assert {name for name, _ in epochs} <= {"RadamNorm"}
+    assert (tmp_path / first.path).read_bytes() == before
+    assert len(work.record(second)["epochs"]["loss"]) == 2  # nothing lost
+    assert list((tmp_path / "work").iterdir()) == []
+
+
+def wait_for(happened, process):
+    for _ in range(2000):
+        if happened():
+            return
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    pytest.fail("it did not happen")
+
+
+# Claims
+
+
+def test_a_claim_is_held_by_one(tmp_path):
+    with claims.claim(tmp_path / "new" / "run") as mine, claims.claim(tmp_path / "new/run") as too:
+        assert (mine, too) == (True, False)
+        assert claims.held(tmp_path / "new/run")
+    assert not claims.held(tmp_path / "new/run")
+    with claims.claim(tmp_path / "new" / "run") as again:
+        assert again
+
+
+def test_a_claim_shows_signs_of_life(tmp_path):
+    with claims.claim(tmp_path / "run", heartbeat=0.01):
+        os.utime(tmp_path / "run.claim", (LONG_AGO, LONG_AGO))
+        for _ in range(500):
+            if claims.held(tmp_path / "run"):
+                return
+            time.sleep(0.01)
+        pytest.fail("no sign of life")
+
+
+def test_a_claim_without_a_sign_of_life_is_taken_over(tmp_path):
+    with claims.claim(tmp_path / "run") as first:
+        os.utime(tmp_path / "run.claim", (LONG_AGO, LONG_AGO))
+        with claims.claim(tmp_path / "run") as second:
+            assert first and second
+            # The first one wakes up and ends: what it lost is not its to give back.
+            with contextlib.suppress(FileNotFoundError):
+                owner = (tmp_path / "run.claim").read_text()
+        assert owner
+    with claims.claim(tmp_path / "run") as first:
+        os.utime(tmp_path / "run.claim", (LONG_AGO, LONG_AGO))
+        taken = claims.claim(tmp_path / "run")
+        taken.__enter__()
+    assert claims.held(tmp_path / "run")
+    taken.__exit__(None, None, None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_of_two_that_take_over_one_has_it(tmp_path, monkeypatch):
+    (tmp_path / "run.claim").write_text("gone")
+    os.utime(tmp_path / "run.claim", (LONG_AGO, LONG_AGO))
+    faster = claims.claim(tmp_path / "run")
+    rename = os.rename
+
+    def slow_rename(*paths):
+        monkeypatch.setattr(claims.os, "rename", rename)
+        assert faster.__enter__()  # between the look at the old claim and its removal
+        rename(*paths)
+
+    monkeypatch.setattr(claims.os, "rename", slow_rename)
+    with claims.claim(tmp_path / "run") as slower:
+        assert not slower
+    assert claims.held(tmp_path / "run")
+    faster.__exit__(None, None, None)
+    assert list(tmp_path.iterdir()) == []
+
+
+# The tuned pair
+
+
+def tune(tmp_path, *more):
+    return reproduce.main(["tuned", "--scale", "smoke", "--folder", str(tmp_path), *more])
+
+
+def test_the_rate_that_was_best_on_validation_images_runs_on_fresh_seeds(tmp_path, trained):
+    def ends(settings):
+        validated = {4.64e-4: 0.8, 2.15e-3: 0.7}.get(settings.learning_rate, 0.1)
+        return made_records.record(settings, 1 - validated, validation=[0.9, validated])
+
+    trained.ends = ends
+    assert tune(tmp_path) == 0
+    trials, finals = trained[:14], trained[14:]
+    assert {one.seed for one in trials} == {100}
+    assert collections.Counter(one.learning_rate for one in trials) == dict.fromkeys(
+        experiments.TUNED_RATES, 2
+    )
+    assert [(one.seed, one.learning_rate) for one in finals] == [
+        (200, 4.64e-4),
+        (200, 4.64e-4),
+        (201, 4.64e-4),
+        (201, 4.64e-4),
+    ]
+
+
+def test_a_side_of_which_nothing_ended_well_is_left_out(tmp_path, trained, capsys):
+    trained.ends = lambda settings: (
+        made_records.record(settings) if settings.optimizer_arguments else diverge(settings)
+    )
+    assert tune(tmp_path) == 0
+    assert "AdamNorm: no run on fresh seeds, none of 7 trials has ended well" in (
+        capsys.readouterr().out
+    )
+    assert [one.optimizer_arguments for one in trained[14:]] == [{"gamma": 0.0}] * 2
+
+
+def test_no_rate_is_best_before_all_were_tried(tmp_path, trained, capsys):
+    assert tune(tmp_path, "--only", "AdamNorm-lr0.01-seed100") == 0
+    assert len(trained) == 1
+    assert "AdamNorm: no run on fresh seeds, 1 of 7 trials have ended" in capsys.readouterr().out
+
+
+# The command line
+
+
+def test_dry_run_tells_states_and_time(tmp_path, trained, capsys):
+    work = series.Series(tmp_path)
+    planned = smoke("table5")  # Adam and AdamNorm at batches of 32, 64, 128; two seeds
+    trained.ends = lambda settings: (
+        diverge(settings) if settings.optimizer_arguments else made_records.record(settings)
+    )
+    work.execute([one for one in planned if one.arm.batch_size == 64])
+    arguments = ["table5", "--scale", "smoke", "--folder", str(tmp_path), "--dry-run"]
+    with claims.claim(work._work(planned[0])):
+        assert reproduce.main(arguments) == 0
+    told = capsys.readouterr().out
+    assert "claimed smoke/digits-cnn/Adam-batch32-seed0\n" in told
+    assert "failed  smoke/digits-cnn/Adam-seed0\n" in told
+    assert "done    smoke/digits-cnn/AdamNorm-seed1\n" in told
+    assert "open    smoke/digits-cnn/AdamNorm-batch128-seed1\n" in told
+    assert "12 runs: 2 done, 2 failed, 1 claimed, 7 open" in told
+    # 11,680 multiply-adds an image (see examples.cost), 320 images, 2 epochs, 8 runs, 1e8 a second.
+    seconds = 3 * 11_680 * 320 * 2 * 8 / 1e8
+    assert f"8 runs like none that is done: {seconds:.0f} s computed, not measured" in told
+    assert "median" not in told
+    assert len(trained) == 4
+
+
+def test_time_is_that_of_runs_of_the_same_size(tmp_path, trained, capsys):
+    arguments = ["--scale", "smoke", "--folder", str(tmp_path)]
+    seconds = iter((50, 70))
+    trained.ends = lambda settings: made_records.record(settings, seconds=next(seconds))
+    assert reproduce.main(["table2", *arguments, "--only", "gamma0.9-seed"]) == 0
+    assert reproduce.main(["table2", *arguments, "--dry-run", "--seeds", "3"]) == 0
+    assert "10 runs like some that are done: 10 min, at the median" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["tabel1"], "invalid choice: 'tabel1'"),
+        (["table1", "--scale", "huge"], "argument --scale: invalid choice: 'huge'"),
+        (["table1", "--seeds", "0"], "Argument `seeds` must be an integer of at least 1"),
+        (["table1", "--seeds", "few"], "argument --seeds: invalid int value: 'few'"),
+        (["table1", "--only", "Adan"], "name of a run of table1, such as paper/cifar10-vgg16"),
+        (["regret", "--only", "Adam"], "name of a run of regret. Received: Adam"),
+        (["tuned"], "Argument `scale` must be one of desk, smoke. Received: scale=paper"),
+        ([], "the following arguments are required"),
+    ],
+)
+def test_mistakes_are_one_line(arguments, complaint, capsys):
+    try:
+        status = reproduce.main(arguments)
+    except SystemExit as exit:
+        status = exit.code
+    printed = capsys.readouterr()
+    assert status == 2
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1
+    assert complaint in printed.err
+
+
+@pytest.mark.parametrize(
+    ("damage", "complaint"),
+    [
+        (lambda record: record["settings"].update(width=5), "its width is 5, not 4"),
+        (lambda record: record.pop("test"), "`test` is missing"),
+        (None, "is not a record"),
+    ],
+)
+def test_what_is_no_record_of_the_run_is_refused(damage, complaint, tmp_path, trained, capsys):
+    (one,) = smoke(seeds=1)[:1]
+    record = made_records.record(one.settings)
+    text = "half a rec"
+    if damage:
+        damage(record)
+        text = json.dumps(record)
+    path = tmp_path / one.path
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    arguments = ["table1", "--scale", "smoke", "--folder", str(tmp_path)]
+    assert reproduce.main(arguments) == 1
+    error = capsys.readouterr().err
+    assert complaint in error and str(path) in error
+    assert trained == []
+    assert path.read_text() == text
+
+
+def test_simulation_is_computed_once(tmp_path, monkeypatch, capsys):
+    computed = []
+
+    def figure1(settings):
+        computed.append(settings)
+        return {"S1": [1 / 3]}
+
+    monkeypatch.setitem(simulation.SIMULATIONS, "figure1", (figure1, {"steps": 2}))
+    arguments = ["figure1", "--folder", str(tmp_path)]
+    assert reproduce.main([*arguments, "--dry-run"]) == 0
+    assert "open    simulation/figure1" in capsys.readouterr().out
+    for _ in range(2):
+        assert reproduce.main(arguments) == 0
+    record = json.loads((tmp_path / "simulation" / "figure1.json").read_text())
+    assert record["settings"] == {"steps": 2}
+    assert record["results"] == {"S1": [0.33333]}
+    assert computed == [{"steps": 2}]
+    monkeypatch.setitem(simulation.SIMULATIONS, "figure1", (figure1, {"steps": 3}))
+    assert reproduce.main(arguments) == 0
+    assert len(computed) == 2
