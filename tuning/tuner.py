@@ -1,7 +1,6 @@
 """The tuner: every execution of a trial is a run of the examples, with its own seed and record."""
 
 import contextlib
-import gc
 import json
 import os
 import pathlib
@@ -133,7 +132,6 @@ class ExampleTuner(keras_tuner.Tuner):
                 time.sleep(1)
             finally:
                 keras.utils.clear_session()
-                gc.collect()
 
     @contextlib.contextmanager
     def _heartbeat(self, trial):

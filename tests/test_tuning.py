@@ -1,0 +1,533 @@
+"""Searches and comparisons, with runs that take no time: proposals, resuming, failures, files."""
+
+import csv
+import dataclasses
+import itertools
+import json
+import os
+import pathlib
+
+import keras
+import keras_tuner
+import pytest
+import scipy.optimize
+
+from examples import records, run
+from examples import train as train_program
+from examples.callbacks import RunError
+from examples.recipes import UsageError
+from tests.tuning_fakes import FakeTrain, accuracy, tiny
+from tuning import compare, oracles, report, search
+from tuning.hypermodel import OBJECTIVES
+from tuning.search import Plan
+from tuning.space import OptimizerSpace
+from tuning.tuner import role
+
+DRAW = report.draw
+TUNERS = {
+    "random": {"max_trials": 5},
+    "bayesian": {"max_trials": 8},
+    "hyperband": {},
+    "grid": {},
+}
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    """Replaces the training, and what a record says of commit and machine."""
+    train = FakeTrain()
+    monkeypatch.setattr(run, "train", train)
+    monkeypatch.setattr(keras.utils, "clear_session", lambda: None)  # a second each
+    monkeypatch.setattr(os, "fsync", lambda file: None)
+    for name in ("commit", "device", "versions"):
+        monkeypatch.setattr(records, name, lambda: None)
+    monkeypatch.setattr(report, "draw", lambda document, path: path.touch())
+    monkeypatch.setattr(scipy.optimize, "minimize", stay)
+    return train
+
+
+def stay(function, x0, jac=None, **others):
+    """A minimizer that takes what it is given: the Gaussian process chooses among random points."""
+    value = function(x0)[0] if jac else function(x0)
+    return scipy.optimize.OptimizeResult(x=x0, fun=value, success=True, status=0, nit=0)
+
+
+def plan(tuner="random", seed=0, epochs=4, optimizer="AdamNorm", **changes):
+    points = 2 if tuner == "grid" else None
+    space = OptimizerSpace(optimizer, points=points)
+    changes = TUNERS[tuner] | changes
+    return Plan(tiny(seed=seed, epochs=epochs, optimizer=optimizer), space, tuner, **changes)
+
+
+def proposals(found):
+    return [(row["arguments"], row["epochs"]) for row in found]
+
+
+@pytest.mark.parametrize("tuner", TUNERS)
+def test_same_seed_same_trials(tuner, fake, tmp_path):
+    _, first = search.search(plan(tuner), tmp_path / "first")
+    _, second = search.search(plan(tuner), tmp_path / "second")
+    assert first == second
+    points = [json.dumps(proposal) for proposal in proposals(first)]
+    assert len(points) == len(set(points)) > 3
+    if tuner != "grid":
+        # A seed in the neighbourhood shares nothing, shifted or not.
+        for seed in (1, 2):
+            _, other = search.search(plan(tuner, seed=seed), tmp_path / "other")
+            rates = {row["arguments"]["learning_rate"] for row in first}
+            assert not rates & {row["arguments"]["learning_rate"] for row in other}
+
+
+@pytest.mark.parametrize("tuner", TUNERS)
+def test_killed_at_any_write_it_goes_on_as_if_nothing_had_been(tuner, fake, tmp_path, monkeypatch):
+    class Killed(BaseException):
+        pass
+
+    writes = itertools.count()
+    settle = records.settle
+
+    def counted(temporary, path):
+        if next(writes) == deadline:
+            raise Killed
+        settle(temporary, path)
+
+    monkeypatch.setattr(records, "settle", counted)
+    deadline = None
+    _, unbroken = search.search(plan(tuner), tmp_path / "unbroken")
+    total = next(writes)
+    trained = len(fake.trained)
+    assert trained == len(unbroken)
+    # All writes of the first trial and of the begin of the second, and some of the rest.
+    for deadline in [*range(14), total - 1] if tuner == "random" else range(1, total, total // 6):
+        fake.trained.clear()
+        writes = itertools.count()
+        folder = tmp_path / str(deadline)
+        with pytest.raises(Killed):
+            search.search(plan(tuner), folder)
+        writes = itertools.count(deadline + 1)
+        _, found = search.search(plan(tuner), folder)
+        assert found == unbroken
+        # At most the run that was killed is trained again.
+        assert trained <= len(fake.trained) <= trained + 1
+
+
+def test_grid_visits_every_point_once(fake, tmp_path):
+    _, found = search.search(plan("grid"), tmp_path)
+    points = {tuple(row["arguments"].values()) for row in found}
+    assert points == set(itertools.product((1e-4, 1e-2), (0.8, 0.999)))
+    assert len(found) == 4
+
+
+def test_hyperband_trains_as_long_as_it_is_told(fake, tmp_path):
+    _, found = search.search(plan("hyperband", epochs=9), tmp_path)
+    assert {row["epochs"] for row in found} == {1, 3, 9}
+    assert {settings.epochs for settings, _ in fake.trained} == {1, 3, 9}
+
+
+def test_bayesian_search_proposes_nothing_twice(fake, tmp_path, monkeypatch):
+    # One that is sure of its optimum would stay there.
+    once = {"learning_rate": 0.001, "one_minus_gamma": 0.05}
+    monkeypatch.setattr(
+        keras_tuner.oracles.BayesianOptimizationOracle,
+        "populate_space",
+        lambda self, trial_id: {"status": "RUNNING", "values": dict(once)},
+    )
+    _, found = search.search(plan("bayesian"), tmp_path)
+    points = {tuple(row["arguments"].values()) for row in found}
+    assert len(points) == len(found) == 8
+
+
+def test_bayesian_search_comes_closer(fake, tmp_path):
+    _, found = search.search(plan("bayesian", max_trials=12), tmp_path)
+    scores = [row["last_epoch_val_accuracy"] for row in found]
+    assert sum(scores[6:]) > sum(scores[:6])  # the first 6 are random
+
+
+def test_score_is_the_mean_of_the_last_epochs_over_recorded_seeds(fake, tmp_path):
+    folder, found = search.search(plan(seed=3, executions_per_trial=3), tmp_path)
+    for row in found:
+        runs = [
+            records.read(folder / f"trial_{row['trial']}" / f"execution{i}" / run.RECORD)
+            for i in range(3)
+        ]
+        assert [r["settings"]["seed"] for r in runs] == row["seeds"] == [3, 4, 5]
+        last = [r["epochs"]["val_accuracy"][-1] for r in runs]
+        assert row["val_accuracies"] == last
+        assert len(set(last)) == 3
+        assert row["last_epoch_val_accuracy"] == pytest.approx(sum(last) / 3)
+    oracle = json.loads((folder / f"trial_{found[0]['trial']}" / "trial.json").read_text())
+    assert oracle["score"] == pytest.approx(found[0]["last_epoch_val_accuracy"])
+
+
+def test_loss_is_an_objective_to_be_made_small(fake, tmp_path):
+    folder, found = search.search(plan(objective="last_epoch_val_loss"), tmp_path)
+    best = report.ranked(found, OBJECTIVES["last_epoch_val_loss"])[0]
+    assert best["last_epoch_val_loss"] == min(row["last_epoch_val_loss"] for row in found)
+    assert json.loads((folder / report.BEST).read_text()) == best["optimizer"]
+
+
+def test_failed_trials_are_recorded_and_the_search_goes_on(fake, tmp_path, capsys):
+    fake.failing = lambda settings: len(fake.trained) <= 4  # keras-tuner gives up after three
+    folder, found = search.search(plan(), tmp_path)
+    assert [row["status"] for row in found] == ["FAILED"] * 4 + ["COMPLETED"]
+    assert found[0]["reason"] == "RunError: The loss is nan at step 3 of epoch 1."
+    with open(folder / "trials.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["reason"] for row in rows] == [found[0]["reason"]] * 4 + [""]
+    assert rows[0]["last_epoch_val_accuracy"] == ""
+    assert "[4/5] trial 3: learning_rate=" in (printed := capsys.readouterr().out)
+    assert "failed: RunError: The loss is nan" in printed
+    # They stay failed: nothing is tried again.
+    fake.trained.clear()
+    assert search.search(plan(), tmp_path)[1] == found
+    assert fake.trained == []
+
+
+def test_a_full_disk_is_no_failed_trial(fake, tmp_path, monkeypatch, capsys):
+    def full(*arguments, **others):
+        raise RunError("Cannot use the output folder: full") from OSError("full")
+
+    arguments = [*options(), "--directory", str(tmp_path)]
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "train", full)
+        assert search.main(arguments) == 1
+    assert capsys.readouterr().err.count("Cannot use the output folder: full") == 1
+    assert search.main(arguments) == 0
+    (folder,) = tmp_path.iterdir()
+    assert all(row["status"] == "COMPLETED" for row in trials(folder))
+
+
+def trials(folder):
+    return json.loads((folder / "trials.json").read_text())["trials"]
+
+
+def options(**changes):
+    """A command line of a tiny search."""
+    given = {
+        "dataset": "synthetic",
+        "image-size": 8,
+        "train-size": 96,
+        "validation-size": 32,
+        "max-trials": 3,
+    } | changes
+    pairs = ((f"--{k}", *(v if isinstance(v, list) else [v])) for k, v in given.items())
+    return [str(part) for pair in pairs for part in pair]
+
+
+def test_the_program(fake, tmp_path, capsys):
+    arguments = [*options(), "--directory", str(tmp_path)]
+    assert search.main(arguments) == 0
+    first = capsys.readouterr().out
+    (folder,) = tmp_path.iterdir()
+    assert folder.name.startswith("synthetic-cnn-AdamNorm-random-")
+    assert f"Starting afresh in {folder}: 0 of 3 trials" in first
+    assert first.count("; best 0.") == 3
+    found = trials(folder)
+    with open(folder / "trials.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["gamma"]) for row in rows] == [row["arguments"]["gamma"] for row in found]
+    best = max(found, key=lambda row: row["last_epoch_val_accuracy"])
+    assert f"Best: learning_rate={best['arguments']['learning_rate']} " in first
+    kept = {path.parents[1].name for path in folder.rglob("model.keras")}
+    assert kept == {f"trial_{best['trial']}"}
+    assert (folder / report.PICTURE).exists()
+    assert all(settings.deterministic for settings, _ in fake.trained)
+
+    # More trials go on from there; the name is the same.
+    assert search.main([*options(**{"max-trials": 5}), "--directory", str(tmp_path)]) == 0
+    assert f"Resuming {folder}: 3 of 5 trials" in capsys.readouterr().out
+    assert trials(folder)[:3] == found
+    assert len(trials(folder)) == len(fake.trained) == 5
+
+
+def test_no_success_is_said(fake, tmp_path, capsys):
+    fake.failing = lambda settings: True
+    assert search.main([*options(), "--directory", str(tmp_path)]) == 1
+    printed = capsys.readouterr().out
+    assert "No trial succeeded" in printed
+    assert printed.count("trial 1 failed: RunError: The loss is nan") == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"optimizer": "RadamNorm"}, "space.optimizer is AdamNorm, not RadamNorm"),
+        ({"gamma": [0.5, 0.999]}, "space.searched.gamma.high is 0.2, not 0.5"),
+        ({"tune": ["gamma"]}, "space.searched.learning_rate.low is 0.0001, not None"),
+        ({"model": "resnet8"}, "settings.model is cnn, not resnet8"),
+        ({"dataset": "digits"}, "data is synthetic-8x8x3-96+32+200-"),
+        ({"train-size": 64}, "data is synthetic-8x8x3-96+32+200-"),
+        ({"epochs": 6}, "settings.epochs is 5, not 6"),
+        ({"seed": 1}, "settings.seed is 0, not 1"),
+        ({"tuner": "bayesian"}, "tuner is random, not bayesian"),
+        ({"objective": "last_epoch_val_loss"}, "objective is last_epoch_val_accuracy, not"),
+        ({"executions-per-trial": 2}, "executions_per_trial is 1, not 2"),
+    ],
+)
+def test_folder_of_another_search_is_refused(change, complaint, fake, tmp_path, capsys):
+    where = ["--directory", str(tmp_path), "--project-name", "mine"]
+    assert search.main([*options(**{"max-trials": 1}), *where]) == 0
+    fake.trained.clear()
+    capsys.readouterr()
+    assert search.main([*options(**{"max-trials": 1} | change), *where]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert complaint in error
+    assert fake.trained == []
+    # Left to themselves they have folders of their own.
+    assert search.main([*options(**{"max-trials": 1} | change), *where[:2]]) == 0
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"max-trials": 0}, "Argument `max_trials` must be an integer of at least 1"),
+        ({"max-trials": "many"}, "argument --max-trials: invalid int value"),
+        ({"tune": []}, "an empty space"),
+        ({"gamma": [0.9, 0.8]}, "The range of `gamma` must start below its end"),
+        ({"learning-rate": [1e-2, 1e-4]}, "The range of `learning_rate` must start below"),
+        ({"tuner": "annealing"}, "must be one of random, bayesian, hyperband, grid"),
+        ({"tuner": "hyperband"}, "`max_trials` cannot be given with the hyperband tuner"),
+        ({"tuner": "grid"}, "`max_trials` must be an integer of at least 16"),
+        ({"optimizer": "AdamNrom"}, "Argument `optimizer` must be one of"),
+        ({"dataset": "cifar11"}, "Argument `dataset` must be one of cifar10"),
+        ({"model": "resnet9"}, "Argument `model` must be one of vgg16"),
+        ({"data-dir": "/nowhere"}, "Argument `data_dir` must be an existing folder"),
+        ({"objective": "val_accuracy"}, "must be one of last_epoch_val_accuracy, last"),
+        ({"validation-size": 0}, "needs validation images. Received: validation_size=0"),
+        ({"directory": "/dev/null/x"}, "Cannot use the output folder /dev/null/x"),
+        ({"epochs": 0}, "Argument `epochs` must be an integer of at least 1"),
+        ({"executions-per-trial": 0}, "Argument `executions_per_trial` must be"),
+        ({"optimzer": "Adam"}, "unrecognized arguments: --optimzer Adam"),
+    ],
+)
+def test_mistakes_are_one_line_before_any_training(change, complaint, fake, capsys, tmp_path):
+    arguments = options(**{"directory": tmp_path} | change)
+    try:
+        status = search.main(arguments)
+    except SystemExit as exit:
+        status = exit.code
+    printed = capsys.readouterr()
+    assert status == 2
+    assert printed.err.count("\n") == 1
+    assert printed.err.startswith("python -m tuning.search: error: ")
+    assert complaint in printed.err
+    assert fake.trained == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_folder_with_other_things_is_refused(fake, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").touch()
+    with pytest.raises(RunError, match="is not empty and holds no search"):
+        search.search(plan(), tmp_path, "mine")
+
+
+def test_two_processes_do_not_share_a_folder(fake, tmp_path):
+    folder, _ = search.search(plan(max_trials=1), tmp_path)
+    with run.exclusive(folder), pytest.raises(RunError, match="Another process"):
+        search.search(plan(max_trials=2), tmp_path)
+
+
+@pytest.mark.parametrize("given", list(itertools.product((False, True), repeat=3)))
+def test_variables_of_a_distributed_search_go_together(given, monkeypatch):
+    values = ("chief", "127.0.0.1", "8000")
+    names = ("KERASTUNER_TUNER_ID", "KERASTUNER_ORACLE_IP", "KERASTUNER_ORACLE_PORT")
+    for name, value, is_given in zip(names, values, given, strict=True):
+        monkeypatch.setenv(name, value) if is_given else monkeypatch.delenv(name, raising=False)
+    if any(given) and not all(given):
+        with pytest.raises(UsageError, match="must be set together"):
+            role()
+    else:
+        assert role() == ("chief" if all(given) else "alone")
+
+
+def make_oracle(folder, **changes):
+    oracle = oracles.RandomOracle(
+        objective=OBJECTIVES["last_epoch_val_accuracy"], max_trials=3, **changes
+    )
+    OptimizerSpace().declare(oracle.hyperparameters)
+    oracle.verbose = 0
+    oracle._set_project_dir(str(folder), "search")
+    return oracle
+
+
+def finish(oracle, trial, value=0.5):
+    oracle.update_trial(trial.trial_id, {"last_epoch_val_accuracy": value})
+    trial.status = "COMPLETED"
+    oracle.end_trial(trial)
+
+
+def test_trial_of_a_silent_worker_is_handed_on(tmp_path, monkeypatch, capsys):
+    now = [0.0]
+    monkeypatch.setattr(oracles.time, "monotonic", lambda: now[0])
+    oracle = make_oracle(tmp_path, worker_timeout=60)
+    lost = oracle.create_trial("lost")
+    for _ in range(2):
+        finish(oracle, oracle.create_trial("busy"))
+    assert oracle.create_trial("busy").status == "IDLE"  # the lost one's may come to it
+    now[0] = 59.0
+    oracle.get_trial(lost.trial_id)  # a sign of life
+    now[0] = 100.0
+    oracle.create_trial("busy")
+    oracle.release_silent_workers()
+    assert oracle.create_trial("busy").status == "IDLE"
+    now[0] = 120.0
+    oracle.release_silent_workers()
+    assert "lost is silent for 61 s: trial 0 is handed on" in capsys.readouterr().out
+    taken = oracle.create_trial("busy")
+    assert taken.trial_id == lost.trial_id
+    assert taken.hyperparameters.values == lost.hyperparameters.values
+    finish(oracle, taken, 0.7)
+    # The lost one was only slow, and comes back.
+    lost.status = "COMPLETED"
+    oracle.end_trial(lost)
+    assert oracle.end_order.count("0") == 1
+    assert oracle.trials["0"].score == 0.7
+    assert oracle.create_trial("busy").status == "STOPPED"
+    assert oracle.create_trial("lost").status == "STOPPED"
+    assert not oracle.tuner_ids and not oracle.ongoing_trials  # the chief may end
+
+
+def test_worker_of_the_same_name_takes_up_its_trial(tmp_path):
+    oracle = make_oracle(tmp_path)
+    first = oracle.create_trial("worker")
+    oracle.create_trial("other")
+    assert oracle.create_trial("worker").trial_id == first.trial_id
+
+
+def test_compare(fake, tmp_path, capsys):
+    arguments = [*options(), "--seeds", "3", "--directory", str(tmp_path)]
+    assert compare.main(arguments) == 0
+    printed = capsys.readouterr().out
+    (path,) = tmp_path.glob("*/comparison.json")
+    found = json.loads(path.read_text())
+    assert list(found["optimizers"]) == ["Adam", "AdamNorm"]
+    used = {
+        seed for row in trials(next(tmp_path.glob("synthetic-cnn-Adam-*"))) for seed in row["seeds"]
+    }
+    assert not used & set(found["seeds"])
+    finals = [settings for settings, folder in fake.trained if "against" in str(folder)]
+    assert len(finals) == 6
+    for name, side in found["optimizers"].items():
+        mine = [settings for settings in finals if settings.optimizer == name]
+        assert [settings.seed for settings in mine] == found["seeds"] == [1000, 1001, 1002]
+        assert side["trials"] == 3
+        assert side["test_accuracies"] == [accuracy(settings) - 0.01 for settings in mine]
+        assert {settings.learning_rate for settings in mine} == {side["arguments"]["learning_rate"]}
+    differences = [
+        b - a
+        for a, b in zip(*(s["test_accuracies"] for s in found["optimizers"].values()), strict=True)
+    ]
+    assert found["difference"]["mean"] == pytest.approx(sum(differences) / 3, abs=1e-4)
+    assert "AdamNorm - Adam" in printed
+
+    # Started again it trains nothing, and with more seeds only those.
+    fake.trained.clear()
+    assert compare.main(arguments) == 0
+    assert fake.trained == []
+    assert compare.main([*options(), "--seeds", "4", "--directory", str(tmp_path)]) == 0
+    assert [settings.seed for settings, _ in fake.trained] == [1003, 1003]
+
+
+def test_plain_optimizer_is_searched_for_what_it_has(fake, tmp_path):
+    arguments = options(gamma=[0.9, 0.99], tune=["gamma", "learning_rate", "max_correction"])
+    assert compare.main([*arguments, "--seeds", "1", "--directory", str(tmp_path)]) == 0
+    for optimizer in ("Adam", "AdamNorm"):
+        (folder,) = [f for f in tmp_path.glob(f"synthetic-cnn-{optimizer}-*") if "ag" not in f.name]
+        searched = set(trials(folder)[0]["arguments"])
+        assert searched == {"learning_rate"} | (
+            {"gamma", "max_correction"} if optimizer == "AdamNorm" else set()
+        )
+
+
+@pytest.mark.parametrize(
+    ("plain", "variant", "said"),
+    [
+        ([0.5, 0.6, 0.7], [0.55, 0.65, 0.76], "AdamNorm ahead"),
+        ([0.55, 0.65, 0.76], [0.5, 0.6, 0.7], "Adam ahead"),
+        ([0.5, 0.6, 0.7], [0.6, 0.6, 0.65], "tie"),
+        ([0.5, 0.6], [0.505, 0.605], "tie"),  # an image's worth, twice, proves nothing
+        ([0.5], [0.9], "one seed tells nothing"),
+    ],
+)
+def test_verdict_of_pairs(plain, variant, said):
+    difference = compare.paired(plain, variant, resolution=0.005)
+    assert compare.verdict(("Adam", "AdamNorm"), difference) == said
+
+
+def test_interval_is_that_of_students_t():
+    # 97.5 % quantile of t with 2 degrees of freedom, in closed form.
+    p = 0.975
+    t = (2 * p - 1) / (2 * p * (1 - p)) ** 0.5
+    found = compare.interval([1.0, 2.0, 3.0], resolution=1e-9)
+    assert found["mean"] == 2
+    assert found["high"] == pytest.approx(2 + t / 3**0.5, abs=1e-3)
+    assert found["low"] == pytest.approx(2 - t / 3**0.5, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--variant", "Adam"], "Argument `variant` must be one of AdamNorm, DiffGradNorm"),
+        (["--seeds", "0"], "Argument `seeds` must be an integer of at least 1"),
+        (["--max-trials", "0"], "Argument `max_trials` must be an integer of at least 1"),
+    ],
+)
+def test_mistakes_of_a_comparison_are_one_line(arguments, complaint, fake, tmp_path, capsys):
+    assert compare.main([*arguments, "--directory", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert complaint in error
+    assert fake.trained == []
+
+
+@pytest.mark.parametrize("optimizer", ["AdamNorm", "Adam"])
+def test_picture_shows_every_trial(optimizer, fake, tmp_path, monkeypatch):
+    from matplotlib.axes import Axes
+
+    drawn = []
+    scatter = Axes.scatter
+
+    def counted(self, x, y, **others):
+        drawn.append((list(x), list(y), others.get("c")))
+        return scatter(self, x, y, **others)
+
+    monkeypatch.setattr(Axes, "scatter", counted)
+    monkeypatch.setattr(report, "draw", DRAW)
+    folder, found = search.search(plan(optimizer=optimizer), tmp_path)
+    report.main([str(folder / "trials.json"), str(tmp_path / "again.png")])
+    assert (tmp_path / "again.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "again.png").read_bytes() == (folder / report.PICTURE).read_bytes()
+    x, y, colour = max(drawn, key=lambda points: len(points[0]))
+    ranked = report.ranked(found, OBJECTIVES["last_epoch_val_accuracy"])
+    accuracies = [100 * row["last_epoch_val_accuracy"] for row in ranked]
+    assert x == [row["arguments"]["learning_rate"] for row in ranked]
+    if optimizer == "AdamNorm":
+        assert y == [1 - row["arguments"]["gamma"] for row in ranked]
+        assert colour == accuracies
+    else:
+        assert y == accuracies
+    best = next(points for points in drawn if len(points[0]) == 1)
+    assert best[0] == [ranked[0]["arguments"]["learning_rate"]]
+
+
+def test_what_is_found_is_used(tmp_path, monkeypatch, capsys):
+    """Two real trials: the best model trains on, and its optimizer goes into a run."""
+    small = dataclasses.replace(plan(max_trials=2), settings=tiny(epochs=1))
+    folder, found = search.search(small, tmp_path)
+    best = report.ranked(found, OBJECTIVES["last_epoch_val_accuracy"])[0]
+    model = keras.models.load_model(report.model_of(folder, best))
+    assert int(model.optimizer.iterations) == 3
+    assert float(model.optimizer.norm_averages[0]) > 0
+    config = json.loads((folder / report.BEST).read_text())
+    optimizer = keras.optimizers.deserialize(config)
+    assert type(optimizer).__name__ == "AdamNorm"
+    assert optimizer.gamma == best["arguments"]["gamma"]
+    settings, _ = train_program.parse(["--optimizer-config", str(folder / report.BEST)])
+    run.check(settings)
+    assert settings.optimizer_config == config
+    record = records.read(folder / f"trial_{best['trial']}" / "execution0" / run.RECORD)
+    assert best["last_epoch_val_accuracy"] == record["epochs"]["val_accuracy"][-1]
+    assert pathlib.Path(os.path.commonpath([folder, tmp_path])) == tmp_path
