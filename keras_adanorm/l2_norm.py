@@ -30,21 +30,16 @@ def l2_norm(tensor):
     tensor = precision.to_compute_dtype(tensor)
     flat = ops.reshape(tensor, (-1,))
     dtype = keras.backend.standardize_dtype(tensor.dtype)
-    if dtype != _wider(dtype):
-        # The squares of float32 numbers neither overflow nor underflow in float64.
-        norm = ops.sqrt(_sum_of_squares(ops.cast(flat, _wider(dtype))))
-        norm = ops.where(
-            ops.isfinite(norm), precision.minimum(norm, precision.largest(dtype)), norm
-        )
-        return ops.cast(norm, dtype)
-    if _is_short(flat) or _branches_are_slow():
-        return _scaled_norm(flat)
+    wide = dtype == "float32" and keras.backend.backend() == "tensorflow"
+    exact_norm = _wide_norm if wide else _scaled_norm
+    if _is_short(flat) or _branches_are_slow() or (wide and not is_compiled_by_xla()):
+        return exact_norm(flat)
     squared_norm = _sum_of_squares(flat)
     limits = np.finfo(dtype)
     safe = ops.logical_and(
         squared_norm >= float(limits.tiny / limits.eps**2), squared_norm <= float(limits.max)
     )
-    return _cond(safe, lambda: ops.sqrt(squared_norm), lambda: _scaled_norm(flat))
+    return _cond(safe, lambda: ops.sqrt(squared_norm), lambda: exact_norm(flat))
 
 
 def _cond(predicate, if_true, if_false):
@@ -56,9 +51,12 @@ def _cond(predicate, if_true, if_false):
     return ops.cond(predicate, if_true, if_false)
 
 
-def _wider(dtype):
-    """The dtype to sum the squares in: float64 for float32, where the backend has it."""
-    return "float64" if keras.backend.backend() == "tensorflow" else dtype
+def _wide_norm(flat):
+    """The norm by way of float64, in which squares of float32 neither overflow nor underflow."""
+    norm = ops.sqrt(ops.sum(ops.square(ops.cast(flat, "float64"))))
+    largest = precision.largest(flat.dtype)
+    norm = ops.where(ops.isfinite(norm), precision.minimum(norm, largest), norm)
+    return ops.cast(norm, flat.dtype)
 
 
 def _scaled_norm(flat):
@@ -75,7 +73,7 @@ def _scaled_norm(flat):
 
 def _sum_of_squares(flat):
     size = flat.shape[0]
-    if _is_short(flat) or not is_compiled_by_xla():
+    if not is_compiled_by_xla():
         return ops.sum(flat * flat)
     body = size - size % (_ROWS * _LANES)
     blocks = ops.reshape(flat[:body], (_ROWS, _LANES, -1))
@@ -88,11 +86,15 @@ def _sum_of_squares(flat):
 
 def _branches_are_slow():
     """Whether asking for a value costs more than a second pass: a GPU would have to wait for it."""
-    if keras.backend.backend() != "jax":
-        return False
-    import jax
+    if keras.backend.backend() == "jax":
+        import jax
 
-    return jax.default_backend() != "cpu"
+        return jax.default_backend() != "cpu"
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        return any(device.device_type != "CPU" for device in tf.config.list_logical_devices())
+    return False
 
 
 def _is_short(flat):
