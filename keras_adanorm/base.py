@@ -2,6 +2,7 @@
 
 import math
 import numbers
+import warnings
 
 import keras
 
@@ -88,6 +89,7 @@ class AdaptiveOptimizer(keras.optimizers.Optimizer):
     def build(self, variables):
         """Creates the state of an optimizer for these variables."""
         if self.built:
+            warn_of_other_variables(self, variables)
             return
         super().build(variables)
         acceleration.set_untracked(self, "_slots", {n: [] for n in self.slots + self.scalar_slots})
@@ -156,6 +158,11 @@ class AdaptiveOptimizer(keras.optimizers.Optimizer):
     def _parallel_update_step(self, grads, variables, learning_rate):
         """Updates all variables together, as torch's own optimizers in Keras do."""
         acceleration.update_in_lists(self, grads, variables, learning_rate)
+
+    def load_own_variables(self, store):
+        """Takes up the state in `store`, see `keras.optimizers.Optimizer`."""
+        if not skips_state(self, store):
+            super().load_own_variables(store)
 
     def get_config(self):
         """The arguments with which to make the same optimizer, without its state."""
@@ -263,6 +270,34 @@ class NormCorrection(AdaptiveOptimizer):
             }
         )
         return config
+
+
+def warn_of_other_variables(optimizer, variables):
+    """Warns if a built optimizer is to be built again, for variables that it does not know.
+
+    Keras leaves it as it is. Its `apply` will refuse them; its `stateless_apply`, and with it `fit`
+    on JAX, can't tell them apart and goes on with the state of the others.
+    """
+    known = optimizer._trainable_variables_indices
+    if any(optimizer._var_key(variable) not in known for variable in variables):
+        name = type(optimizer).__name__
+        warnings.warn(
+            f"{name} has been built for other variables, and keeps their state: `build` does "
+            f"nothing. Make a new optimizer, `{name}.from_config(optimizer.get_config())`.",
+            stacklevel=3,
+        )
+
+
+def skips_state(optimizer, store):
+    """Warns if there is state to load and nothing to load it into, and says whether it is so."""
+    skips = not optimizer.built and len(store.keys()) > len(optimizer.variables)
+    if skips:
+        warnings.warn(
+            f"Skipping variable loading for optimizer '{optimizer.name}', which is not built: its "
+            "state is lost. Call `optimizer.build(model.trainable_variables)` before you load it.",
+            stacklevel=3,
+        )
+    return skips
 
 
 def decay_rate(argument, value):

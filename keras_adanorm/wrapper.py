@@ -4,7 +4,14 @@ import keras
 from keras import ops
 
 from keras_adanorm import acceleration, precision
-from keras_adanorm.base import AdaptiveOptimizer, NormCorrection, decay_rate, number_at_least
+from keras_adanorm.base import (
+    AdaptiveOptimizer,
+    NormCorrection,
+    decay_rate,
+    number_at_least,
+    skips_state,
+    warn_of_other_variables,
+)
 from keras_adanorm.l2_norm import l2_norm
 from keras_adanorm.norm_correction import norm_ratio
 
@@ -126,6 +133,7 @@ class AdaNorm(keras.optimizers.Optimizer):
     def build(self, variables):
         """Creates the state of both optimizers for these variables."""
         if self.built:
+            warn_of_other_variables(self, variables)
             return
         inner = self.inner_optimizer
         inner.build(variables)
@@ -193,7 +201,8 @@ class AdaNorm(keras.optimizers.Optimizer):
         """Updates the variables from their gradients, see `keras.optimizers.Optimizer.apply`."""
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)
-            self.build(trainable_variables)
+            if not self.built:
+                self.build(trainable_variables)
         self.inner_optimizer.apply(grads, trainable_variables)
 
     @property
@@ -233,6 +242,11 @@ class AdaNorm(keras.optimizers.Optimizer):
         self.inner_optimizer.set_weights(weights[:count])
         for variable, weight in zip(self.variables[count:], weights[count:], strict=True):
             variable.assign(weight)
+
+    def load_own_variables(self, store):
+        """Takes up the state in `store`, see `keras.optimizers.Optimizer`."""
+        if not skips_state(self, store):
+            super().load_own_variables(store)
 
     def get_config(self):
         """The arguments with which to make the same optimizer, without its state."""

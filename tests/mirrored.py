@@ -6,6 +6,7 @@ A program of its own: the devices of TensorFlow are set before it does anything 
 """
 
 import pathlib
+import runpy
 import sys
 
 import keras
@@ -111,6 +112,9 @@ def main(folder):
     for number, strategy, weights in ((1, one, MEAN_OF_MEANS), (2, two, np.ones_like(WEIGHTS))):
         model = new_model(strategy, lambda: AdamNorm(0.01), reduction="sum_over_batch_size")
         write(f"mean-{number}", state(train(model, sample_weight=weights)))
+    loop = runpy.run_module("examples.loops.tf_strategy_run")["train"]
+    for number, strategy in enumerate((one, two), 1):
+        write(f"loop-{number}", arrays(loop(strategy).trainable_variables))
     write("clipped", arrays(clipped_per_replica(two).norm_averages))
 
 

@@ -58,3 +58,7 @@ def test_each_device_clips_before_the_sum(trained):
     """As Keras does it for every optimizer: (2, 2) enters, not (3, 4) clipped to norm 2."""
     (average,) = trained("clipped")
     np.testing.assert_allclose(average, 0.5 * 8**0.5, rtol=1e-6)
+
+
+def test_a_loop_of_ones_own_on_two_devices(trained):
+    assert_close(trained("loop-2"), trained("loop-1"))
