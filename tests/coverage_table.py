@@ -101,8 +101,9 @@ def table():
 
 def render(text):
     """The document with the table between its markers."""
-    start, end = "<!-- devices -->\n", "\n<!-- end -->"
-    return re.sub(f"(?<={start}).*?(?={end})", lambda _: table(), text, flags=re.DOTALL)
+    start, end = "<!-- devices -->\n", "<!-- end -->"
+    filled = start + table() + "\n" + end
+    return re.sub(f"{start}.*?{end}", lambda _: filled, text, flags=re.DOTALL)
 
 
 if __name__ == "__main__":

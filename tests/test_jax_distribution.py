@@ -12,7 +12,6 @@ from tests.optimizers import BACKEND
 
 pytestmark = pytest.mark.skipif(BACKEND != "jax", reason="needs JAX")
 
-every_optimizer = pytest.mark.parametrize("name", SETUPS["data_parallel"].optimizers)
 CLOSE = dict(rtol=2e-6, atol=3e-7)  # a few roundings of float32
 
 
@@ -37,8 +36,11 @@ def assert_close(found, expected):
         np.testing.assert_allclose(found[name], value, **CLOSE, err_msg=name)
 
 
-@every_optimizer
-@pytest.mark.parametrize("kind", ["data", "model"])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("data", name) for name in SETUPS["data_parallel"].optimizers]
+    + [("model", name) for name in SETUPS["model_parallel"].optimizers],
+)
 def test_four_devices_train_as_one(kind, name, trained):
     """Weights and state, the averages `e_t` included, which every device holds in full."""
     one, four = trained(f"{name}-one"), trained(f"{name}-{kind}")
@@ -50,13 +52,15 @@ def test_four_devices_train_as_one(kind, name, trained):
         assert replicated == whole, "weights and their moments are spread, and nothing else is"
 
 
-@every_optimizer
+@pytest.mark.parametrize("name", SETUPS["model_parallel"].optimizers)
 def test_the_pure_update_is_traced_once(name, trained):
     assert trained(f"{name}-traces")["arr_0"] == 1
 
 
 def test_two_processes_train_as_one(tmp_path):
     program = ROOT / "examples" / "loops" / "jax_many_machines.py"
+    (name,) = SETUPS["processes"].optimizers
+    assert f"optimizer = {name}(" in program.read_text(encoding="utf-8")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -14,6 +14,20 @@ from tests.optimizers import BACKEND, to_numpy
 EPOCHS, BATCH, TRAINING = 12, 300, 1200
 
 
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """On torch: threads that wait for each other take longer than these small matrices."""
+    if BACKEND != "torch":
+        yield
+        return
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @functools.cache
 def digits():
     """Images as vectors, labels, and weights for a network of one hidden layer."""
