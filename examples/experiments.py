@@ -177,8 +177,8 @@ TABLES = {
         ),
         Table(
             "figure3",
-            "Mean gradient norm, without and with AdaNorm",
-            tuple(arm for pair in PAIRS for arm in pair),
+            "Mean gradient norm against the epoch, Adam and AdamNorm",
+            (ADAM, ADAM_NORM),
             ("vgg16", "resnet18"),
         ),
         Table(
