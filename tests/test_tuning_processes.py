@@ -9,6 +9,8 @@ import subprocess
 import sys
 import time
 
+from examples import run
+
 ROOT = pathlib.Path(__file__).parents[1]
 TINY = (
     "--dataset synthetic --image-size 8 --width 4 --train-size 96 --validation-size 32 --epochs 2"
@@ -56,7 +58,7 @@ def test_a_killed_search_ends_as_an_unbroken_one(tmp_path):
     process.kill()
     process.communicate()
     assert process.returncode == -signal.SIGKILL
-    (first,) = tmp_path.glob("killed/*/trial_0/execution0/record.json")
+    (first,) = tmp_path.glob(f"killed/*/trial_0/execution0/{run.RECORD}")
     written = first.stat().st_mtime_ns
 
     code = f"from tuning import search; exit(search.main({killed}) + search.main({whole}))"

@@ -22,13 +22,15 @@ import dataclasses
 import pathlib
 import sys
 
+from examples import intervals
 from examples.checks import check_integer
 from examples.demo import PAIRS
 from examples.recipes import UsageError
 from tuning import search
 
+PROGRAM = "python -m tuning.compare"
 FIRST_SEED = 1000
-CONFIDENCE = 0.95
+RECORD = "comparison.json"
 
 
 def compare(plans, seeds, directory, data_dir=None, verbose=0):
@@ -89,7 +91,6 @@ def compare(plans, seeds, directory, data_dir=None, verbose=0):
             except run.RunError as error:
                 raise keras_tuner.errors.FatalRuntimeError(str(error)) from error
             sides[optimizer]["test_accuracies"].append(record["test"]["accuracy"])
-    plain, variant = (side["test_accuracies"] for side in sides.values())
     comparison = {
         "schema": 1,
         "settings": {
@@ -98,12 +99,11 @@ def compare(plans, seeds, directory, data_dir=None, verbose=0):
         "data": record["data"],
         "seeds": fresh,
         "optimizers": sides,
-        "difference": paired(plain, variant, 1 / record["data"]["test_examples"]),
         "commit": record["commit"],
         "versions": record["versions"],
         "device": record["device"],
     }
-    path = folder / "comparison.json"
+    path = folder / RECORD
     report.write_json(path, comparison)
     return path, comparison
 
@@ -117,92 +117,54 @@ def _at(settings, arguments, seed):
     )
 
 
-def interval(values, resolution):
-    """The mean and its 95 % interval by Student's t; `None` for the ends with a single value.
-
-    Args:
-        values: Sequence of numbers.
-        resolution: Positive float that their spread is at least taken for: results that agree by
-            rounding prove nothing.
-
-    >>> interval([0.90, 0.92, 0.94], 0.001)
-    {'mean': 0.92, 'low': 0.8703, 'high': 0.9697}
-    """
-    import numpy as np
-    from scipy import stats
-
-    count = len(values)
-    mean = float(np.mean(values))
-    if count == 1:
-        return {"mean": mean, "low": None, "high": None}
-    spread = max(float(np.std(values, ddof=1)), resolution)
-    reach = float(stats.t.ppf((1 + CONFIDENCE) / 2, count - 1)) * spread / count**0.5
-    return {
-        k: round(v, 4)
-        for k, v in zip(("mean", "low", "high"), (mean, mean - reach, mean + reach), strict=True)
-    }
+def difference(comparison):
+    """The interval of the variant's test accuracy minus the plain optimizer's, seed by seed."""
+    plain, variant = (side["test_accuracies"] for side in comparison["optimizers"].values())
+    return intervals.paired(plain, variant, resolution=_resolution(comparison))
 
 
-def paired(plain, variant, resolution):
-    """The interval of `variant - plain`, pair by pair."""
-    return interval([b - a for a, b in zip(plain, variant, strict=True)], resolution)
-
-
-def verdict(names, difference):
-    """What the interval of the difference allows to say."""
-    plain, variant = names
-    if difference["low"] is None:
-        return "one seed tells nothing"
-    if difference["low"] > 0:
-        return f"{variant} ahead"
-    return f"{plain} ahead" if difference["high"] < 0 else "tie"
+def _resolution(comparison):
+    return 1 / comparison["data"]["test_examples"]
 
 
 def rows(comparison):
     """The comparison as lines of cells, the first of them the header."""
     lines = [("", "trials", "best setting", "validation", "test, mean", "95 % interval")]
     for name, side in comparison["optimizers"].items():
-        setting = ", ".join(
-            f"{k} {v:g}" if isinstance(v, float) else f"{k} {v}"
-            for k, v in side["arguments"].items()
-        )
-        test = interval(side["test_accuracies"], 1 / comparison["data"]["test_examples"])
+        test = intervals.interval(side["test_accuracies"], resolution=_resolution(comparison))
         lines.append(
             (
                 name,
                 str(side["trials"]),
-                setting.replace("_", " "),
-                f"{side['last_epoch_val_accuracy']:.2%}",
+                ", ".join(f"{k.replace('_', ' ')} {v}" for k, v in side["arguments"].items()),
+                f"{100 * side['last_epoch_val_accuracy']:.2f}",
                 *_percent(test, ""),
             )
         )
-    names = list(comparison["optimizers"])
-    lines.append(
-        (
-            f"{names[1]} - {names[0]}",
-            "",
-            verdict(names, comparison["difference"]),
-            "",
-            *_percent(comparison["difference"], "+"),
-        )
-    )
+    plain, variant = comparison["optimizers"]
+    found = difference(comparison)
+    said = intervals.verdict(plain, variant, found)
+    lines.append((f"{variant} - {plain}", "", said, "", *_percent(found, "+")))
     return lines
 
 
 def _percent(found, sign):
-    mean = f"{100 * found['mean']:{sign}.2f}"
-    if found["low"] is None:
-        return mean, "-"
-    return mean, f"{100 * found['low']:{sign}.2f} to {100 * found['high']:{sign}.2f}"
+    mean, low, high = (f"{100 * value:{sign}.2f}" for value in found)
+    return mean, f"{low} to {high}"
+
+
+def make_options(arguments=None):
+    """Reads the command line."""
+    parser = search.make_parser(PROGRAM, __doc__)
+    group = parser.add_argument_group("this comparison")
+    group.add_argument("--variant", default="AdamNorm", help=", ".join(PAIRS.values()))
+    group.add_argument("--seeds", type=int, default=5, help="fresh seeds of each best setting")
+    return parser.parse_args(arguments)
 
 
 def main(arguments=None):
     """Runs the command line and returns its exit status."""
-    parser = search.make_parser("python -m tuning.compare", __doc__)
-    group = parser.add_argument_group("what is compared")
-    group.add_argument("--variant", default="AdamNorm", help=", ".join(PAIRS.values()))
-    group.add_argument("--seeds", type=int, default=5, help="fresh seeds of each best setting")
-    options = parser.parse_args(arguments)
+    options = make_options(arguments)
 
     def action():
         plains = {variant: plain for plain, variant in PAIRS.items()}
@@ -225,7 +187,7 @@ def main(arguments=None):
         print(f"\nAccuracies and differences in %, {options.seeds} seeds; {path}")
         return 0
 
-    return search.run_program(parser.prog, action)
+    return search.run_program(PROGRAM, action)
 
 
 def _without_gamma(options, optimizer):

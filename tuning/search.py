@@ -36,6 +36,7 @@ import sys
 from examples.checks import check_integer
 from examples.recipes import Settings, UsageError
 
+PROGRAM = "python -m tuning.search"
 TUNERS = ("random", "bayesian", "hyperband", "grid")
 MAX_TRIALS = 12
 
@@ -311,21 +312,22 @@ def make_parser(prog, doc):
     return parser
 
 
-def _parser():
-    parser = make_parser("python -m tuning.search", __doc__)
-    space = next(g for g in parser._action_groups if g.title == "what is searched")
-    space.add_argument("--optimizer", default="AdamNorm", help="ours, or one of keras.optimizers")
-    parser.add_argument(
+def make_options(arguments=None):
+    """Reads the command line."""
+    parser = make_parser(PROGRAM, __doc__)
+    group = parser.add_argument_group("this search")
+    group.add_argument("--optimizer", default="AdamNorm", help="ours, or one of keras.optimizers")
+    group.add_argument(
         "--project-name",
         help="the search's folder in --directory (default: a name made of the options)",
     )
-    parser.add_argument(
+    group.add_argument(
         "--worker-timeout",
         type=float,
         default=60.0,
         help="seconds until the chief hands on the trial of a worker that went silent",
     )
-    return parser
+    return parser.parse_args(arguments)
 
 
 def make_plan(options, optimizer):
@@ -376,8 +378,7 @@ def verbosity(options):
 
 def main(arguments=None):
     """Runs the command line and returns its exit status."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
+    options = make_options(arguments)
 
     def action():
         plan = make_plan(options, options.optimizer)
@@ -391,7 +392,7 @@ def main(arguments=None):
         )
         return 0 if found is None else _summarise(folder, found, plan)
 
-    return run_program(parser.prog, action)
+    return run_program(PROGRAM, action)
 
 
 def run_program(prog, action):

@@ -1,0 +1,107 @@
+"""Puts the records of a comparison into results/ and writes the tables of README.md from them.
+
+python -m tuning.tables --collect runs/tuning/NAME   # a comparison's folder
+python -m tuning.tables                              # rewrites the tables between the markers
+python -m tuning.tables --check                      # fails if one is not what the records give
+"""
+
+import argparse
+import json
+import pathlib
+import re
+import shutil
+import sys
+
+from tuning import compare, report
+from tuning.hypermodel import OBJECTIVES
+
+README = pathlib.Path(__file__).parent / "README.md"
+RESULTS = pathlib.Path(__file__).parent / "results"
+KEPT = ("trials.json", "trials.csv", report.BEST, report.PICTURE)
+BEST_TRIALS = 5
+
+
+def collect(folder, results=None):
+    """Copies a comparison's records and those of its searches, without the models."""
+    folder = pathlib.Path(folder)
+    comparison = json.loads((folder / compare.RECORD).read_text())
+    settings = comparison["settings"]
+    variant = list(comparison["optimizers"])[-1]
+    target = (results or RESULTS) / f"{settings['dataset']}-{settings['model']}-{variant}"
+    for optimizer, side in comparison["optimizers"].items():
+        (target / optimizer).mkdir(parents=True, exist_ok=True)
+        for name in KEPT:
+            shutil.copyfile(folder.parent / side["search"] / name, target / optimizer / name)
+    shutil.copyfile(folder / compare.RECORD, target / compare.RECORD)
+    return target
+
+
+def comparison_table(folder):
+    """What the comparison found, and what it was of."""
+    comparison = json.loads((folder / compare.RECORD).read_text())
+    settings, data = comparison["settings"], comparison["data"]
+    width = f" of width {settings['width']}" if settings["width"] else ""
+    return (
+        f"{settings['model']}{width} on {data['name']}: "
+        f"{data['train_examples']:,} training, {data['validation_examples']:,} validation and "
+        f"{data['test_examples']:,} test images, {settings['epochs']} epochs, accuracies in %, "
+        f"{len(comparison['seeds'])} fresh seeds\n\n" + _markdown(compare.rows(comparison))
+    )
+
+
+def trials_table(folder):
+    """The best trials of both searches."""
+    lines = [("optimizer", "trial", "setting", "validation accuracy, %")]
+    comparison = json.loads((folder / compare.RECORD).read_text())
+    for optimizer in comparison["optimizers"]:
+        found = json.loads((folder / optimizer / "trials.json").read_text())
+        best = report.ranked(found["trials"], OBJECTIVES[found["search"]["objective"]])
+        for row in best[:BEST_TRIALS]:
+            accuracy = f"{100 * row['last_epoch_val_accuracy']:.2f}"
+            lines.append((optimizer, row["trial"], report.describe(row["arguments"]), accuracy))
+    return _markdown(lines)
+
+
+def _markdown(lines):
+    header, *rows = ["| " + " | ".join(line) + " |" for line in lines]
+    return "\n".join([header, "|---" * len(lines[0]) + "|", *rows])
+
+
+TABLES = {"comparison": comparison_table, "trials": trials_table}
+
+
+def render(text, results=None):
+    """The text with each table between `<!-- name: folder -->` and `<!-- end -->` written anew."""
+
+    def table(match):
+        folder = (results or RESULTS) / match["folder"]
+        return f"{match['start']}{TABLES[match['name']](folder)}\n{match['end']}"
+
+    pattern = rf"(?P<start><!-- (?P<name>{'|'.join(TABLES)}): (?P<folder>\S+) -->\n)"
+    return re.sub(rf"{pattern}.*?(?P<end><!-- end -->)", table, text, flags=re.DOTALL)
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(
+        prog="python -m tuning.tables",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--collect", metavar="FOLDER", help="take a comparison's records over")
+    parser.add_argument("--check", action="store_true", help="change nothing, compare")
+    options = parser.parse_args(arguments)
+    if options.collect:
+        try:
+            print(collect(options.collect))
+        except OSError as error:
+            parser.error(f"{options.collect} is no finished comparison: {error}")
+    text = README.read_text(encoding="utf-8")
+    rendered = render(text)
+    if options.check and rendered != text:
+        sys.exit("a table is not what the records give; run python -m tuning.tables")
+    if not options.check:
+        README.write_text(rendered, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
