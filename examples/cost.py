@@ -26,24 +26,28 @@ def seconds(settings, rate):
     return 3 * per_image * images * settings.epochs / rate
 
 
-@functools.cache
 def multiply_adds(model, width, dataset):
-    """Multiply-adds of the convolutions and dense layers, to classify one image.
+    """Multiply-adds of the convolutions and of the dense layer, to classify one image.
 
     >>> multiply_adds("cnn", 4, "digits")  # 8*8*9*1*4 + 4*4*9*4*8 + 2*2*9*8*16 + 16*10
     11680
     """
+    _, side, channels, classes = SHAPES[dataset]
+    convolutions, features = _counts(model, width, side, channels)
+    return convolutions + features * classes
+
+
+@functools.cache
+def _counts(model, width, side, channels):
+    """Multiply-adds of the convolutions, and the inputs of the dense layer behind them."""
     import keras
 
     from examples import models
 
-    _, side, channels, classes = SHAPES[dataset]
-    built = models.build(model, classes, (side, side, channels), width=width)
-    total = 0
+    built = models.build(model, 1, (side, side, channels), width=width)
+    convolutions = 0
     for layer in built.layers:
         if isinstance(layer, keras.layers.Conv2D):
             _, height, columns, _ = layer.output.shape
-            total += height * columns * math.prod(layer.kernel.shape)
-        elif isinstance(layer, keras.layers.Dense):
-            total += math.prod(layer.kernel.shape)
-    return total
+            convolutions += height * columns * math.prod(layer.kernel.shape)
+    return convolutions, built.layers[-1].kernel.shape[0]

@@ -109,10 +109,11 @@ class Report:
         known = [one for one in found if one.differences]
         told = "; ".join(_difference(one) for one in found)
         ahead = [one.verdict for one in known if one.verdict.endswith("ahead")]
+        pairs = f"the {len(known)} pairs" + ("" if known == found else " that are run")
         if not ahead:
-            verdict = f"none of the {len(found)} pairs can be told apart in test accuracy"
+            verdict = f"none of {pairs} can be told apart in test accuracy"
         else:
-            verdict = f"of the {len(found)} pairs, {_listed(ahead)}"
+            verdict = f"of {pairs}, {_listed(ahead)}"
             ties = [f"{one.variant} and {one.plain}" for one in known if one.verdict == "tie"]
             verdict += f", and {_listed(ties)} cannot be told apart" if ties else ""
         return f"{self._what()}, {verdict}: {told}. The intervals hold together with 95%."
@@ -584,7 +585,9 @@ def _options(arguments):
     parser.add_argument(
         "--folder", type=pathlib.Path, default=RECORDS, help="records (default: the committed)"
     )
-    parser.add_argument("--scale", choices=SCALES, default="desk", help="of the study")
+    parser.add_argument(
+        "--scale", choices=("desk", "smoke"), default="desk", help="of the study (default: desk)"
+    )
     return parser.parse_args(arguments)
 
 

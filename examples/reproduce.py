@@ -76,10 +76,10 @@ def _stages(target, options, work):
     for name, tried in trials.items():
         if name not in finals:
             ended = sum(map(work.done, tried))
-            reason = f"{ended} of {len(tried)} trials have ended"
+            reason = f"follow when all trials have ended; {ended} of {len(tried)} have"
             if ended == len(tried):
-                reason = f"none of {len(tried)} trials has ended well"
-            print(f"{name}: no run on fresh seeds, {reason}", flush=True)
+                reason = f"fall away: none of {len(tried)} trials has ended well"
+            print(f"{name}: the runs on fresh seeds {reason}", flush=True)
     yield _chosen(experiments.seed_by_seed(finals.values()), options)
 
 

@@ -120,20 +120,31 @@ class Study:
     def __init__(self, work, scale="desk"):
         self.scale = scale
         self._work = work
-        table, seeds = TABLES["study"], SCALES[scale].seeds
-        # More seeds may have been added.
-        while any(map(work.done, experiments.runs(table, scale, 1, first_seed=seeds))):
-            seeds += 1
+        table = TABLES["study"]
+        seeds = self._seeds(lambda seed: experiments.runs(table, scale, 1, first_seed=seed))
         planned = {arm.name: [] for arm in table.arms}
         for one in experiments.runs(table, scale, seeds):
             planned[one.arm.name].append(one)
-        self.seeds = seeds
         self.arms = {name: self._arm(name, runs) for name, runs in planned.items()}
         self.trials = {
             name: self._arm(name, runs) for name, runs in experiments.trials(scale).items()
         }
-        finals = experiments.finals(scale, work, seeds)
+        fresh = self._seeds(
+            lambda seed: [runs[-1] for runs in experiments.finals(scale, work, seed + 1).values()]
+        )
+        finals = experiments.finals(scale, work, fresh)
         self.finals = {name: self._arm(name, runs) for name, runs in finals.items()}
+
+    def _seeds(self, planned):
+        """The scale's number of seeds, or more where runs of more seeds were added.
+
+        Args:
+            planned: Function from the number of a seed to its runs.
+        """
+        seeds = SCALES[self.scale].seeds
+        while any(map(self._work.done, planned(seeds))):
+            seeds += 1
+        return seeds
 
     def _arm(self, name, runs):
         return Arm(

@@ -151,6 +151,7 @@ def test_a_study_that_has_begun_says_how_far_it_is(tmp_path):
     assert arms["Adam"][:3] == ["50.00", "-", "1 of 5"]
     assert arms["Radam"][:3] == ["not run", "-", "0 of 5"]
     first, second, third = begun.results_table().splitlines()
+    assert "none of the 1 pairs that are run can be told apart" in first
     assert "RadamNorm - Radam not run" in first
     assert "Adam-floor - Adam not run" in second
     assert "too small to say" in third
@@ -172,6 +173,11 @@ def test_seeds_that_were_added_count(tmp_path):
     assert rows(text, "Pairs")["AdamNorm - Adam"][3] == "7"
     assert rows(text, "Noise")["Adam-other-seeds - Adam"][3] == "7"
     assert "126 runs, 126 done" in text
+    tune(tmp_path)
+    assert rows(report.Report(tmp_path).study_table(), "Tuned")["AdamNorm - Adam"][3] == "5"
+    for planned in experiments.finals("desk", report.Report(tmp_path).work, 6).values():
+        write(tmp_path, planned)
+    assert rows(report.Report(tmp_path).study_table(), "Tuned")["AdamNorm - Adam"][3] == "6"
 
 
 def test_accuracies_with_interval_and_corrections(tmp_path):

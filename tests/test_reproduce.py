@@ -321,7 +321,7 @@ def test_a_side_of_which_nothing_ended_well_is_left_out(tmp_path, trained, capsy
         made_records.record(settings) if settings.optimizer_arguments else diverge(settings)
     )
     assert tune(tmp_path) == 0
-    assert "AdamNorm: no run on fresh seeds, none of 7 trials has ended well" in (
+    assert "AdamNorm: the runs on fresh seeds fall away: none of 7 trials has ended well" in (
         capsys.readouterr().out
     )
     assert [one.optimizer_arguments for one in trained[14:]] == [{"gamma": 0.0}] * 2
@@ -330,7 +330,10 @@ def test_a_side_of_which_nothing_ended_well_is_left_out(tmp_path, trained, capsy
 def test_no_rate_is_best_before_all_were_tried(tmp_path, trained, capsys):
     assert tune(tmp_path, "--only", "AdamNorm-lr0.01-seed100") == 0
     assert len(trained) == 1
-    assert "AdamNorm: no run on fresh seeds, 1 of 7 trials have ended" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert (
+        "AdamNorm: the runs on fresh seeds follow when all trials have ended; 1 of 7 have" in told
+    )
 
 
 # The command line
