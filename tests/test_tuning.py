@@ -4,9 +4,10 @@ import csv
 import dataclasses
 import itertools
 import json
+import math
 import os
-import pathlib
 import re
+import socket
 
 import keras
 import keras_tuner
@@ -17,6 +18,7 @@ from examples import records, run
 from examples import train as train_program
 from examples.callbacks import RunError
 from examples.recipes import UsageError
+from tests import tuning_fakes
 from tests.tuning_fakes import FakeTrain, accuracy, tiny
 from tuning import compare, oracles, report, search, tables
 from tuning.hypermodel import OBJECTIVES
@@ -184,6 +186,17 @@ def test_failed_trials_are_recorded_and_the_search_goes_on(fake, tmp_path, capsy
     assert fake.trained == []
 
 
+def test_a_validation_loss_that_is_no_number_is_a_failure(fake, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        tuning_fakes, "accuracy", lambda settings: math.nan if len(fake.trained) == 1 else 0.5
+    )
+    monkeypatch.setattr(records, "validate", lambda record, path: None)
+    changed = plan(objective="last_epoch_val_loss")
+    _, found = search.search(changed, tmp_path)
+    assert [row["status"] for row in found] == ["FAILED"] + ["COMPLETED"] * 4
+    assert "validation accuracy after the last epoch is not finite" in found[0]["reason"]
+
+
 def test_a_full_disk_is_no_failed_trial(fake, tmp_path, monkeypatch, capsys):
     def full(*arguments, **others):
         raise RunError("Cannot use the output folder: full") from OSError("full")
@@ -342,6 +355,18 @@ def test_variables_of_a_distributed_search_go_together(given, monkeypatch):
             role()
     else:
         assert role() == ("chief" if all(given) else "alone")
+
+
+def test_chief_without_a_port_is_told(fake, tmp_path, monkeypatch, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        monkeypatch.setenv("KERASTUNER_TUNER_ID", "chief")
+        monkeypatch.setenv("KERASTUNER_ORACLE_IP", "127.0.0.1")
+        monkeypatch.setenv("KERASTUNER_ORACLE_PORT", str(taken.getsockname()[1]))
+        assert search.main([*options(), "--directory", str(tmp_path)]) == 2
+        assert compare.main([*options(), "--directory", str(tmp_path)]) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert "The chief cannot listen at 127.0.0.1:" in first
+    assert "A comparison runs alone" in second
 
 
 def make_oracle(folder, **changes):
@@ -560,7 +585,14 @@ def test_picture_shows_every_trial(optimizer, fake, tmp_path, monkeypatch):
     assert best[0] == [ranked[0]["arguments"]["learning_rate"]]
 
 
-def test_what_is_found_is_used(tmp_path, monkeypatch, capsys):
+def test_picture_without_a_success(fake, tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "draw", DRAW)
+    fake.failing = lambda settings: True
+    folder, _ = search.search(plan(max_trials=2), tmp_path)
+    assert (folder / report.PICTURE).exists()
+
+
+def test_what_is_found_is_used(tmp_path):
     """Two real trials: the best model trains on, and its optimizer goes into a run."""
     small = dataclasses.replace(plan(max_trials=2), settings=tiny(epochs=1))
     folder, found = search.search(small, tmp_path)
@@ -577,4 +609,3 @@ def test_what_is_found_is_used(tmp_path, monkeypatch, capsys):
     assert settings.optimizer_config == config
     record = records.read(folder / f"trial_{best['trial']}" / "execution0" / run.RECORD)
     assert best["last_epoch_val_accuracy"] == record["epochs"]["val_accuracy"][-1]
-    assert pathlib.Path(os.path.commonpath([folder, tmp_path])) == tmp_path

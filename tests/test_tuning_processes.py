@@ -74,7 +74,7 @@ def test_chief_and_two_workers(tmp_path):
     """One worker is killed in its second trial and stays away: the other one takes that over."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    arguments = [*TINY, "--max-trials", "6", "--directory", str(tmp_path), "--worker-timeout", "3"]
+    arguments = [*TINY, "--max-trials", "6", "--directory", str(tmp_path), "--worker-timeout", "5"]
     go = tmp_path / "go"
 
     def code(before):
@@ -98,7 +98,9 @@ def test_chief_and_two_workers(tmp_path):
 
     hang = "train.failing = lambda settings: len(train.trained) == 2 and time.sleep(1000)"
     wait = f"while not pathlib.Path({str(go)!r}).exists(): time.sleep(0.01)"
-    processes = [begin("chief"), begin("lost", hang), begin("busy", wait)]
+    # Longer than the time after which a worker would be given up.
+    slow = "train.failing = lambda settings: len(train.trained) == 1 and time.sleep(7)"
+    processes = [begin("chief"), begin("lost", hang), begin("busy", f"{wait}\n{slow}")]
     chief, lost, busy = processes
     try:
         wait_for(lambda: begun_by("lost") == 2, *processes)
@@ -116,6 +118,6 @@ def test_chief_and_two_workers(tmp_path):
     assert [row["status"] for row in found] == ["COMPLETED"] * 6
     runs = [path.read_text().split() for path in sorted(tmp_path.glob("*/trial_*/*/started"))]
     assert runs == [["lost"], ["lost", "busy"], *[["busy"]] * 4]
-    assert "lost is silent for" in output
+    assert output.count("is silent for") == output.count("lost is silent for") == 1
     assert output.count("/6] trial ") == 6  # the chief shows all of it
     assert "Best: " in output

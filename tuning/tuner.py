@@ -2,8 +2,10 @@
 
 import contextlib
 import json
+import math
 import os
 import pathlib
+import socket
 import threading
 import time
 
@@ -24,6 +26,7 @@ ORACLES = {
     "grid": oracles.GridOracle,
 }
 FAILED = "failed.json"
+_LOST_CHIEF = "The connection to the chief was lost; the same command goes on"
 _VARIABLES = ("KERASTUNER_TUNER_ID", "KERASTUNER_ORACLE_IP", "KERASTUNER_ORACLE_PORT")
 
 
@@ -70,12 +73,22 @@ class ExampleTuner(keras_tuner.Tuner):
         """Runs trials until there are no more; the chief hands them out until then."""
         stop = threading.Event()
         if role() == "chief":
+            _check_address()
             watch = (stop, self.oracle.worker_timeout / 6, self.oracle.release_silent_workers)
             threading.Thread(target=_repeat, args=watch, daemon=True).start()
         try:
             super().search()
+        except grpc.RpcError as error:
+            raise keras_tuner.errors.FatalRuntimeError(_LOST_CHIEF) from error
         finally:
             stop.set()
+
+    def _run_and_update_trial(self, trial):
+        try:
+            super()._run_and_update_trial(trial)
+        except grpc.RpcError as error:
+            # Not the trial's fault: the chief, when it is back, hands it out again.
+            raise keras_tuner.errors.FatalRuntimeError(_LOST_CHIEF) from error
 
     def pre_create_trial(self):
         # keras-tuner asks again at once when there is nothing to do at the moment.
@@ -93,6 +106,7 @@ class ExampleTuner(keras_tuner.Tuner):
         try:
             with self._heartbeat(trial):
                 found = [self._execute(trial, i) for i in range(self.executions_per_trial)]
+            return {f"last_epoch_val_{name}": _mean(name, found) for name in ("accuracy", "loss")}
         except (UsageError, OSError) as error:
             raise keras_tuner.errors.FatalRuntimeError(str(error)) from error
         except Exception as error:
@@ -102,10 +116,6 @@ class ExampleTuner(keras_tuner.Tuner):
             with records.replacing(folder / FAILED) as temporary:
                 temporary.write_text(json.dumps({"reason": reason}) + "\n")
             raise keras_tuner.errors.FailedTrialError(reason) from error
-        return {
-            f"last_epoch_val_{name}": float(np.mean([r["validation"][name] for r in found]))
-            for name in ("accuracy", "loss")
-        }
 
     def _execute(self, trial, execution):
         settings = self.hypermodel.settings
@@ -186,6 +196,24 @@ def role():
     if not os.environ[_VARIABLES[2]].isdecimal():
         raise UsageError(f"{_VARIABLES[2]} must be a number. Received: {os.environ[_VARIABLES[2]]}")
     return "chief" if "chief" in os.environ[_VARIABLES[0]] else "worker"
+
+
+def _mean(name, found):
+    values = [record["validation"][name] for record in found]
+    if any(value is None or not math.isfinite(value) for value in values):
+        raise RunError(f"The validation {name} after the last epoch is not finite: {values}")
+    return float(np.mean(values))
+
+
+def _check_address():
+    """Raises UsageError if the chief cannot listen at the address that it is given."""
+    address = (os.environ[_VARIABLES[1]], int(os.environ[_VARIABLES[2]]))
+    try:
+        socket.create_server(address).close()
+    except OSError as error:
+        raise UsageError(
+            f"The chief cannot listen at {address[0]}:{address[1]}: {error}"
+        ) from error
 
 
 def _repeat(stop, seconds, action):
