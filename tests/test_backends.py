@@ -12,6 +12,7 @@ from tests.coverage_table import SETUPS, make
 from tests.optimizers import BACKEND, to_numpy
 from tests.reference import Reference, norm_correction
 
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation")
 LEARNING_RATE, EPOCHS, BATCH = 0.05, 6, 6
 SHAPES = {"kernel": (3, 3, 2, 3), "bias": (3,), "dense_kernel": (12, 2), "dense_bias": (2,)}
 

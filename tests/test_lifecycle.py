@@ -12,7 +12,11 @@ import pytest
 from tests.coverage_table import make
 from tests.optimizers import BACKEND, to_numpy
 
-some_optimizers = pytest.mark.parametrize("name", ["AdamNorm", "AdaNorm"])
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation")
+# JAX compiles each anew.
+some_optimizers = pytest.mark.parametrize(
+    "name", ["AdamNorm"] if BACKEND == "jax" else ["AdamNorm", "AdaNorm"]
+)
 
 X = np.random.default_rng(0).standard_normal((8, 3)).astype("float32")
 

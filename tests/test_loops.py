@@ -11,6 +11,7 @@ from keras_adanorm import AdamNorm
 from tests.child import ROOT
 from tests.optimizers import BACKEND, to_numpy
 
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation")
 PREFIX = {"tensorflow": "tf", "jax": "jax", "torch": "torch"}[BACKEND]
 PROGRAMS = sorted(
     path.stem

@@ -11,6 +11,7 @@ from keras_adanorm import AdaNorm
 from tests.coverage_table import PRECISIONS, SETUPS, make
 from tests.optimizers import BACKEND, to_numpy
 
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation")
 EPOCHS, BATCH, TRAINING = 12, 300, 1200
 
 
@@ -77,9 +78,8 @@ def test_digits_as_in_float32(name, precision):
     assert abs(accuracy - full_accuracy) < 0.02
 
 
-@pytest.mark.parametrize(
-    "name", ["AdaNorm"] if BACKEND == "jax" else ["AdamNorm", "RadamNorm", "AdaNorm"]
-)
+@pytest.mark.skipif(BACKEND == "jax", reason="the contract suite asks it of the compiled update")
+@pytest.mark.parametrize("name", ["AdamNorm", "RadamNorm", "AdaNorm"])
 def test_an_overflow_in_mixed_float16_changes_nothing(name):
     """Neither weights nor state, the count of steps and the averages `e_t` included."""
     x, y, _ = digits()
