@@ -447,7 +447,8 @@ def _difference(one):
     name = f"{one.variant} - {one.plain}"
     if not one.differences:
         return f"{name} {NOT_RUN}"
-    return f"{name} {100 * one.together.mean:+.2f} points ({_points(one.together)}, {one.verdict})"
+    told = [_points(one.together)] if one.count > 1 else []
+    return f"{name} {100 * one.together.mean:+.2f} points ({', '.join([*told, one.verdict])})"
 
 
 def _comparisons(found):

@@ -152,6 +152,7 @@ def test_a_study_that_has_begun_says_how_far_it_is(tmp_path):
     assert arms["Radam"][:3] == ["not run", "-", "0 of 5"]
     first, second, third = begun.results_table().splitlines()
     assert "none of the 1 pairs that are run can be told apart" in first
+    assert "AdamNorm - Adam +0.00 points (one seed tells nothing)" in first
     assert "RadamNorm - Radam not run" in first
     assert "Adam-floor - Adam not run" in second
     assert "too small to say" in third
