@@ -114,7 +114,8 @@ def main(folder):
         write(f"mean-{number}", state(train(model, sample_weight=weights)))
     loop = runpy.run_module("examples.loops.tf_strategy_run")["train"]
     for number, strategy in enumerate((one, two), 1):
-        write(f"loop-{number}", arrays(loop(strategy).trainable_variables))
+        model, optimizer = loop(strategy)
+        write(f"loop-{number}", arrays(model.trainable_variables + optimizer.variables))
     write("clipped", arrays(clipped_per_replica(two).norm_averages))
 
 

@@ -20,22 +20,26 @@ PROGRAMS = sorted(
 )
 
 
+def values(model, optimizer):
+    return [to_numpy(v) for v in model.trainable_variables + optimizer.norm_averages]
+
+
 @pytest.fixture(scope="module")
 def fitted():
-    """The weights after `fit`."""
+    """The weights and the averages `e_t` after `fit`."""
     problem = runpy.run_module("examples.loops.problem")
     model = problem["new_model"]()
     model.compile(AdamNorm(problem["LEARNING_RATE"]), "mse")
     model.fit(problem["X"], problem["Y"], problem["BATCH"], epochs=2, shuffle=False, verbose=0)
-    return [to_numpy(variable) for variable in model.trainable_variables]
+    return values(model, model.optimizer)
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_loop_trains_as_fit_does(program, fitted, capsys):
-    model = runpy.run_module(f"examples.loops.{program}", run_name="__main__")["model"]
+    names = runpy.run_module(f"examples.loops.{program}", run_name="__main__")
     assert re.fullmatch(r"loss 0\.\d{4}\n", capsys.readouterr().out)
-    for variable, expected in zip(model.trainable_variables, fitted, strict=True):
-        np.testing.assert_allclose(to_numpy(variable), expected, rtol=1e-5, atol=1e-6)
+    for found, expected in zip(values(names["model"], names["optimizer"]), fitted, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_every_loop_is_run():

@@ -31,9 +31,9 @@ def train():
         variable.assign(value)
     for variable, value in zip(optimizer.variables, state, strict=True):
         variable.assign(value)
-    return model
+    return model, optimizer
 
 
 if __name__ == "__main__":
-    model = train()
+    model, optimizer = train()
     print(f"loss {loss(model):.4f}")

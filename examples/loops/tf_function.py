@@ -22,9 +22,9 @@ def train():
 
     for x, y in batches():
         step(x, y)
-    return model
+    return model, optimizer
 
 
 if __name__ == "__main__":
-    model = train()
+    model, optimizer = train()
     print(f"loss {loss(model):.4f}")

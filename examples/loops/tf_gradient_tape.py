@@ -16,9 +16,9 @@ def train():
             error = tf.reduce_mean((model(x, training=True) - y) ** 2)
         gradients = tape.gradient(error, model.trainable_variables)
         optimizer.apply(gradients, model.trainable_variables)
-    return model
+    return model, optimizer
 
 
 if __name__ == "__main__":
-    model = train()
+    model, optimizer = train()
     print(f"loss {loss(model):.4f}")

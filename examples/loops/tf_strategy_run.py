@@ -28,10 +28,10 @@ def train(strategy):
     data = tf.data.Dataset.from_tensor_slices((X, Y)).batch(BATCH).repeat(2)
     for x, y in strategy.experimental_distribute_dataset(data):
         step(x, y)
-    return model
+    return model, optimizer
 
 
 if __name__ == "__main__":
     devices = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
-    model = train(tf.distribute.MirroredStrategy([device.name for device in devices]))
+    model, optimizer = train(tf.distribute.MirroredStrategy([device.name for device in devices]))
     print(f"loss {loss(model):.4f}")

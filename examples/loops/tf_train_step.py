@@ -26,9 +26,9 @@ def train():
     model = Model(network.inputs[0], network.outputs[0])
     model.compile(AdamNorm(LEARNING_RATE), "mse")
     model.fit(X, Y, BATCH, epochs=2, shuffle=False, verbose=0)
-    return model
+    return model, model.optimizer
 
 
 if __name__ == "__main__":
-    model = train()
+    model, optimizer = train()
     print(f"loss {loss(model):.4f}")

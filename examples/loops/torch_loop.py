@@ -18,9 +18,9 @@ def train():
         gradients = [variable.value.grad for variable in model.trainable_variables]
         with torch.no_grad():
             optimizer.apply(gradients, model.trainable_variables)
-    return model
+    return model, optimizer
 
 
 if __name__ == "__main__":
-    model = train()
+    model, optimizer = train()
     print(f"loss {loss(model):.4f}")
