@@ -16,8 +16,8 @@ from keras_adanorm import precision
 from keras_adanorm.l2_norm import is_compiled_by_xla
 from keras_adanorm.step import Step
 
-# From this many elements on, one pass over memory saves more than the start of a program costs.
-XLA_MINIMUM_SIZE = 2**14
+# From this many elements on, one pass over memory soon saves the time that a compilation takes.
+XLA_MINIMUM_SIZE = 2**16
 
 
 def set_untracked(optimizer, name, value):
@@ -123,7 +123,13 @@ class TensorFlowUpdate:
                 self._optimizer.update_step(gradient, step, learning_rate)
 
             compiled = variable.shape.num_elements() >= XLA_MINIMUM_SIZE and _has_xla(variable)
-            self._one_variable[key] = tf.function(update, jit_compile=compiled, autograph=False)
+            self._one_variable[key] = tf.function(
+                update,
+                jit_compile=compiled,
+                autograph=False,
+                # Inlined, a copy for each variable would take the graph's optimization seconds.
+                experimental_attributes={"_noinline": True},
+            )
         return self._one_variable[key]
 
 

@@ -11,6 +11,7 @@ from keras_adanorm.norm_correction import correct_norm
 from keras_adanorm.step import Step
 
 CORRECTED_MOMENTS = ("first", "second", "both")
+UNBUILT = 2  # what an optimizer holds before it is built: the count of steps, the learning rate
 
 
 class AdaptiveOptimizer(keras.optimizers.Optimizer):
@@ -289,15 +290,18 @@ def warn_of_other_variables(optimizer, variables):
 
 
 def skips_state(optimizer, store):
-    """Warns if there is state to load and nothing to load it into, and says whether it is so."""
-    skips = not optimizer.built and len(store.keys()) > len(optimizer.variables)
-    if skips:
-        warnings.warn(
-            f"Skipping variable loading for optimizer '{optimizer.name}', which is not built: its "
-            "state is lost. Call `optimizer.build(model.trainable_variables)` before you load it.",
-            stacklevel=3,
-        )
-    return skips
+    """Whether what is stored is not for this optimizer: warns if there is state that is lost."""
+    saved, here = len(store.keys()), len(optimizer.variables)
+    if optimizer.built:  # an optimizer that was saved before it was built had no state
+        return saved <= UNBUILT < here
+    if saved <= here:
+        return False
+    warnings.warn(
+        f"Skipping variable loading for optimizer '{optimizer.name}', which is not built: its "
+        "state is lost. Call `optimizer.build(model.trainable_variables)` before you load it.",
+        stacklevel=3,
+    )
+    return True
 
 
 def decay_rate(argument, value):
