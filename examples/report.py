@@ -17,8 +17,9 @@ import re
 import statistics
 import sys
 
-from examples import experiments, intervals, paper, simulation
+from examples import experiments, intervals, paper, simulation, step_time_tables
 from examples.experiments import SCALES, TABLES
+from examples.markdown import device, table
 
 ROOT = pathlib.Path(__file__).parents[1]
 RESULTS = pathlib.Path(__file__).parent / "results"
@@ -64,37 +65,20 @@ class Report:
         for name in ("step_time", "results", "hours", "study", "paper", "simulation"):
             pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
             if pattern.search(text):
-                table = getattr(self, f"{name}_table")()
-                text = pattern.sub(
-                    lambda match, table=table: f"{match[1]}{table}\n{match[2]}", text
-                )
+                made = getattr(self, f"{name}_table")()
+                text = pattern.sub(lambda match, made=made: f"{match[1]}{made}\n{match[2]}", text)
         return text
 
     # What an update costs
 
     def step_time_table(self):
         """The ratios of an update's time to that of Adam, of each record of `step_time`."""
-        parts = []
-        for path in sorted((RESULTS / "step_time").glob("*.json")):
-            record = json.loads(path.read_text(encoding="utf-8"))
-            updates = record["updates"]
-            columns = [
-                (model, mode)
-                for model, modes in updates.items()
-                for mode in modes
-                if mode not in ("parameters", "variables")
-            ]
-            parts.append(
-                f"{record['device']['backend']} on {_device(record)}; medians of "
-                f"{record['rounds']} rounds with quartiles; {path.relative_to(ROOT).as_posix()}\n"
+        return "\n\n".join(
+            step_time_tables.tables(
+                json.loads(path.read_text(encoding="utf-8")), path.relative_to(ROOT).as_posix()
             )
-            rows = [["", *(f"{model}, {mode}" for model, mode in columns)]]
-            first_model, first_mode = columns[0]
-            for name in updates[first_model][first_mode]:
-                cell = _milliseconds if name == "Adam" else _ratio
-                rows.append([name, *(cell(updates[model][mode][name]) for model, mode in columns)])
-            parts.append(_table(rows) + "\n")
-        return "\n".join(parts).strip()
+            for path in sorted((RESULTS / "step_time").glob("*.json"))
+        )
 
     # The study
 
@@ -204,7 +188,7 @@ class Report:
                 "Adam after the last epoch. The median over the runs is given; a run that never "
                 "reached the target counts as later than all others.\n\n"
             )
-        return told + _table(rows)
+        return told + table(rows)
 
     def _tuned_parts(self):
         study = self.study
@@ -214,7 +198,7 @@ class Report:
             rows.append([f"{rate:g}", *cells])
         trials = (
             f"Validation accuracy of one run with seed {experiments.TRIAL_SEED}; the best of a "
-            "side runs on fresh seeds.\n\n" + _table(rows)
+            "side runs on fresh seeds.\n\n" + table(rows)
         )
         rows = [
             ["best setting on fresh seeds", "learning rate", "test accuracy", "95% interval", "n"]
@@ -229,7 +213,7 @@ class Report:
         return [
             "### Tuned: each side at the learning rate that was best for it",
             trials,
-            _table(rows),
+            table(rows),
             _comparisons([study.tuned()]),
         ]
 
@@ -243,15 +227,15 @@ class Report:
             "chosen on the test set. Reduced runs are never in these tables."
         ]
         for name in paper.ACCURACIES:
-            table, cells = TABLES[name], self._cells(name)
-            rows = [["", *(arm.name for arm in table.arms)]]
+            declared, cells = TABLES[name], self._cells(name)
+            rows = [["", *(arm.name for arm in declared.arms)]]
             for place in dict.fromkeys((dataset, model) for dataset, model, _ in cells):
                 row = [", ".join(map(_label, place))]
-                for arm in table.arms:
+                for arm in declared.arms:
                     key = (*place, arm.name)
                     row.append(f"{paper.ACCURACIES[name][key]:.2f}; {_ours(cells[key])}")
                 rows.append(row)
-            parts += [f"### Table {name[-1]}. {table.title}", _table(rows)]
+            parts += [f"### Table {name[-1]}. {declared.title}", table(rows)]
             if found := [record for done in cells.values() for record in done]:
                 parts.append(f"Ours on {_devices(found)}.")
         for name, caption in (("figure2", "curves"), ("figure3", "mean gradient norm")):
@@ -298,7 +282,7 @@ class Report:
                 hours = sum(cost.seconds(one.settings, rate) for one in chosen) / 3600
                 row += [f"{len(chosen)}", f"{hours:.0f}"]
             rows.append(row)
-        return _table(rows)
+        return table(rows)
 
     # The simulations
 
@@ -326,7 +310,7 @@ class Report:
             "S1, a slope of 1 becomes one of 0.01; S2, it becomes one of 100; S3, a parabola with "
             "its minimum 0.02 further. By the package's optimizers in float64, learning rate "
             f"{record['settings']['learning_rate']}.",
-            _table(rows),
+            table(rows),
             "![the three scenarios](figures/figure1.png)",
         ]
 
@@ -367,7 +351,7 @@ class Report:
             "Streams, settings and the two readings of the bound: `examples/simulation.py`. The "
             "cycle is the example with which Reddi et al. (ICLR 2018) showed that Adam's own "
             f"theorem does not hold. {verdict}",
-            _table(rows),
+            table(rows),
             "![average regret](figures/regret.png)",
         ]
 
@@ -403,13 +387,8 @@ def _label(name):
     return LABELS.get(name, name)
 
 
-def _device(record):
-    device = record["device"]
-    return ", ".join(device["gpus"]) or f"{device['cores']} cores of {device['processor']}"
-
-
 def _devices(records):
-    return _listed(list(dict.fromkeys(map(_device, records))))
+    return _listed(list(dict.fromkeys(map(device, records))))
 
 
 def _listed(words):
@@ -419,21 +398,6 @@ def _listed(words):
 
 def _span(low, high):
     return f"{low}" if low == high else f"{low} to {high}"
-
-
-def _table(rows):
-    header, *rest = [f"| {' | '.join(row)} |" for row in rows]
-    return "\n".join([header, "|---" * len(rows[0]) + "|", *rest])
-
-
-def _milliseconds(row):
-    return f"{row['milliseconds']['median']:.1f} ms"
-
-
-def _ratio(row):
-    ratio = row["ratio_to_adam"]
-    quartiles = f"{ratio['lower_quartile']:.2f} to {ratio['upper_quartile']:.2f}"
-    return f"{ratio['median']:.2f} ({quartiles})"
 
 
 def _points(interval):
@@ -462,7 +426,7 @@ def _comparisons(found):
         else:
             row += ["-", "-", "-", "0", "-", NOT_RUN]
         rows.append(row)
-    return _table(rows)
+    return table(rows)
 
 
 def _mean_cells(accuracies):

@@ -329,58 +329,86 @@ def main(arguments=None):
         parser.error(f"argument --rounds: must be an integer >= 1, got {options.rounds}")
 
     rounds, seconds = (2, 0.01) if options.quick else (options.rounds, 0.25)
-    record = {
-        "kind": "step_time",
-        "time": records.now(),
-        "commit": records.commit(),
-        "versions": records.versions(),
-        "device": records.device(),
-        "rounds": rounds,
-        "updates": {},
-    }
     shape_sets = {name: model_shapes(name) for name in options.models}
     if options.quick:
         shape_sets = {"quick": [(3, 3, 64, 64), (64,), (64, 10), (10,)]}
         options.skip = ["scaling", "memory"]
+    output = options.output
+    if output is None and not options.quick:
+        output = RESULTS / f"{backend}-{'gpu' if records.device()['gpus'] else 'cpu'}.json"
+    record = Record(output, rounds)
+
     for name, shapes in shape_sets.items():
         for mode in options.modes:
-            progress(f"{name}: {mode}")
-            rows = measure(OPTIMIZERS, shapes, mode, rounds, seconds)
-            record["updates"].setdefault(name, {})[mode] = rows
-            parameters = sum(int(np.prod(shape)) for shape in shapes)
-            record["updates"][name]["parameters"] = parameters
-            record["updates"][name]["variables"] = len(shapes)
-            print_table(f"{name}, {len(shapes)} variables, {parameters:,} parameters: {mode}", rows)
-    record["memory_gigabytes_per_second"] = memory_speed(16 if options.quick else 256, 7)
-    print(f"\nlarge copy: {record['memory_gigabytes_per_second']:.1f} GB/s read and written")
-    if "memory" not in options.skip and sys.platform == "linux":
-        for mode in options.modes:
-            record.setdefault("memory", {})[mode] = state_and_peak(
-                next(iter(shape_sets.values())), mode
+            rows = record.part(
+                f"updates/{name}/{mode}",
+                lambda shapes=shapes, mode=mode: measure(OPTIMIZERS, shapes, mode, rounds, seconds),
             )
-        print(json.dumps(record["memory"], indent=1))
+            parameters = sum(int(np.prod(shape)) for shape in shapes)
+            print_table(f"{name}, {len(shapes)} variables, {parameters:,} parameters: {mode}", rows)
+    megabytes = 16 if options.quick else 256
+    speed = record.part("memory_gigabytes_per_second", lambda: memory_speed(megabytes, 7))
+    print(f"\nlarge copy: {speed:.1f} GB/s read and written")
+    if "memory" not in options.skip and sys.platform == "linux":
+        shapes = next(iter(shape_sets.values()))
+        for mode in options.modes:
+            found = record.part(f"memory/{mode}", lambda mode=mode: state_and_peak(shapes, mode))
+            print(f"\nmemory, {mode}: {json.dumps(found)}")
     if "fit" not in options.skip:
-        record["fit"] = fit_times(2 if options.quick else rounds, 5 if options.quick else 60)
-        print(f"\nmodel.fit, AdamNorm to Adam: {record['fit']['ratio_to_adam']}")
+        steps = 5 if options.quick else 60
+        found = record.part("fit", lambda: fit_times(rounds, steps))
+        print(f"\nmodel.fit, AdamNorm to Adam: {found['ratio_to_adam']}")
     if "scaling" not in options.skip:
-        record["scaling"] = scaling(
-            options.modes[-2] if len(options.modes) > 1 else options.modes[0],
-            min(rounds, 5),
-            [10**4, 10**5, 10**6, 10**7, 10**8],
-            [1, 10, 100, 1000],
-            0.1,
+        mode = options.modes[-2] if len(options.modes) > 1 else options.modes[0]
+        sizes, counts = [10**4, 10**5, 10**6, 10**7, 10**8], [1, 10, 100, 1000]
+        found = record.part(
+            "scaling", lambda: scaling(mode, min(rounds, 5), sizes, counts, seconds_per_round=0.1)
         )
-        for name, cost in record["scaling"]["fitted_cost"].items():
+        for name, cost in found["fitted_cost"].items():
             print(f"{name}: {cost}")
-    if options.output or not options.quick:
-        output = (
-            options.output
-            or RESULTS / f"{backend}-{'gpu' if record['device']['gpus'] else 'cpu'}.json"
-        )
-        output.parent.mkdir(parents=True, exist_ok=True)
-        with records.replacing(output) as temporary:
-            temporary.write_text(json.dumps(record, indent=1) + "\n")
-        print(f"wrote {output}")
+    if output is not None:
+        print(f"\n{output}")
+
+
+class Record:
+    """The record of a measurement, written after each part, so that a stopped one can go on.
+
+    Args:
+        path: Path of the file, or `None` to keep nothing. Parts that it holds are not measured
+            again, if they were measured with the same code, versions, device and rounds.
+        rounds: Positive integer.
+    """
+
+    def __init__(self, path, rounds):
+        self._path = path
+        self._content = {
+            "kind": "step_time",
+            "commit": records.commit(),
+            "versions": records.versions(),
+            "device": records.device(),
+            "rounds": rounds,
+        }
+        if path is not None and path.exists():
+            found = json.loads(path.read_text(encoding="utf-8"))
+            if all(found.get(name) == value for name, value in self._content.items()):
+                progress(f"going on with {path}")
+                self._content = found
+
+    def part(self, name, measured):
+        """The part of that name, `/` between levels, measured by a function if it is not there."""
+        *levels, last = name.split("/")
+        place = self._content
+        for level in levels:
+            place = place.setdefault(level, {})
+        if last not in place:
+            progress(name)
+            place[last] = measured()
+            self._content["time"] = records.now()
+            if self._path is not None:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                with records.replacing(self._path) as temporary:
+                    temporary.write_text(json.dumps(self._content, indent=1) + "\n")
+        return place[last]
 
 
 if __name__ == "__main__":
