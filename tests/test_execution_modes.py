@@ -54,8 +54,9 @@ def test_programs_compiled_per_shape(cls, monkeypatch):
 
 @pytest.mark.parametrize("cls", [AdamNorm, DiffGradNorm])
 def test_large_variables(cls):
-    """Of a size that is compiled, and of one whose norm is summed in blocks."""
-    shapes = {"compiled": (130, 130), "blocks": (2**15 + 3,)}
+    """Of sizes that are compiled, whose norm is summed in blocks, with and without a rest."""
+    shapes = {"blocks": (2, 2**15), "rest": (2**16 + 3,)}
+    assert acceleration.XLA_MINIMUM_SIZE <= 2**16
     params = {name: np.ones(shape) for name, shape in shapes.items()}
     pairs = run_beside_reference(cls(0.01, beta_2=0.8), params, swinging_gradients(shapes, 3))
     for run, reference in pairs:

@@ -130,7 +130,7 @@ def test_fresh_process_trains_on_bit_for_bit(tmp_path):
     """With a variable that is large enough to be updated by a compiled program."""
     from keras_adanorm.acceleration import XLA_MINIMUM_SIZE
 
-    width, units = 130, 128
+    width, units = 260, 256
     assert width * units > XLA_MINIMUM_SIZE
     straight = {}
     for cls in CLASSES:
