@@ -97,9 +97,10 @@ class Report:
         if not ahead:
             verdict = f"none of {pairs} can be told apart in test accuracy"
         else:
-            verdict = f"of {pairs}, {_listed(ahead)}"
-            ties = [f"{one.variant} and {one.plain}" for one in known if one.verdict == "tie"]
-            verdict += f", and {_listed(ties)} cannot be told apart" if ties else ""
+            names = _listed([said.removesuffix(" ahead") for said in ahead])
+            verdict = f"of {pairs}, {names} {'is' if len(ahead) == 1 else 'are'} ahead"
+            ties = sum(one.verdict == "tie" for one in known)
+            verdict += f" in test accuracy, and {ties} cannot be told apart" if ties else ""
         return f"{self._what()}, {verdict}: {told}. The intervals hold together with 95%."
 
     def _causes(self):
