@@ -20,8 +20,10 @@ import numpy as np
 
 from examples import intervals
 from examples.checks import check_integer
+from examples.command_line import Parser, complain
 from examples.drawing import INK, PLAIN, QUIET, STYLE, VARIANT, mean_and_range
 
+PROGRAM = "python -m examples.demo"
 PAIRS = {
     "Adam": "AdamNorm",
     "DiffGrad": "DiffGradNorm",
@@ -43,11 +45,11 @@ def main(arguments=None):
         print("\n" + table(runs))
         draw(runs, options.output)
     except ImportError as error:
-        return _complain(f"{error}. The examples need: pip install -e '.[examples]'", 1)
+        return complain(PROGRAM, f"{error}. The examples need: pip install -e '.[examples]'", 1)
     except (OSError, ValueError) as error:
-        return _complain(error, 2)
+        return complain(PROGRAM, error, 2)
     except KeyboardInterrupt:
-        return _complain("interrupted", 130)
+        return complain(PROGRAM, "interrupted", 130)
     print(f"\nLoss and accuracy curves: {options.output}")
     return 0
 
@@ -241,13 +243,7 @@ def _fired(runs):
 
 
 def _options(arguments):
-    parser = argparse.ArgumentParser(
-        prog="python -m examples.demo",
-        description=__doc__.partition("\n\n")[0],
-        epilog=__doc__.partition("\n\n")[2],
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.error = lambda message: sys.exit(_complain(message, 2))
+    parser = Parser(PROGRAM, __doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, default=3, help="runs per optimizer (default: 3)")
     parser.add_argument("--epochs", type=int, default=8, help="epochs of a run (default: 8)")
     parser.add_argument(
@@ -273,11 +269,6 @@ def _check_output(path):
     path.open("ab").close()
     if not existed:
         path.unlink()
-
-
-def _complain(reason, status):
-    print(f"python -m examples.demo: error: {' '.join(str(reason).split())}", file=sys.stderr)
-    return status
 
 
 if __name__ == "__main__":

@@ -18,9 +18,11 @@ import statistics
 import sys
 
 from examples import experiments, intervals, paper, simulation, step_time_tables
+from examples.command_line import Parser, complain
 from examples.experiments import SCALES, TABLES
 from examples.markdown import device, table
 
+PROGRAM = "python -m examples.report"
 ROOT = pathlib.Path(__file__).parents[1]
 RESULTS = pathlib.Path(__file__).parent / "results"
 RECORDS = RESULTS / "reproduce"
@@ -154,12 +156,13 @@ class Report:
         total = sum(len(arm.planned) for arm in arms)
         done, failed = sum(len(arm.done) for arm in arms), sum(arm.failed for arm in arms)
         records = [record for arm in arms for record in arm.done]
+        hours = sum(record["seconds"] for record in records) / 3600
         parts = [
-            f"{self._what()}; {total} runs, {done} done, {failed} failed, on "
-            f"{_devices(records)}. Accuracies are of the test images after the last epoch, in "
-            "percent, and differences in points. The interval of a group's comparisons is widened "
-            "so that all hold together with 95%; the verdict is by it. Detectable is the "
-            "difference that it would show with a probability of 80%."
+            f"{self._what()}; {total} runs, {done} done, {failed} failed, {hours:.1f} hours of "
+            f"training, on {_devices(records)}. Accuracies are of the test images after "
+            "the last epoch, in percent, and differences in points. The interval of a group's "
+            "comparisons is widened so that all hold together with 95%; the verdict is by it. "
+            "Detectable is the difference that it would show with a probability of 80%."
         ]
         for name, title in TITLES.items():
             parts += [f"### {title}", _comparisons(study.group(name))]
@@ -180,7 +183,7 @@ class Report:
         for arm in study.arms.values():
             row = [arm.name, *_mean_cells(arm.accuracies), _runs(arm)]
             row += [_mean_cells(arm.best_accuracies)[0]] if best else []
-            fired = "-" if arm.fired is None else f"{arm.fired:.0%}"
+            fired = "-" if arm.fired is None else f"{arm.fired:.1%}"
             rows.append([*row, fired, _epochs(arm.epochs_to(study.target))])
         told = ""
         if study.target is not None:
@@ -498,11 +501,9 @@ def main(arguments=None):
         report = Report(options.folder, options.scale)
         stale = update(report, options.folder, options.check)
     except (run.RunError, records.RecordError, OSError) as error:
-        return _complain(error)
+        return complain(PROGRAM, error, 1)
     if options.check and stale:
-        return _complain(
-            f"{', '.join(stale)} not as the records give it; run python -m examples.report"
-        )
+        return complain(PROGRAM, f"{', '.join(stale)} not as the records give it; run {PROGRAM}", 1)
     return 0
 
 
@@ -542,11 +543,7 @@ def update(report, folder, check):
 
 
 def _options(arguments):
-    parser = argparse.ArgumentParser(
-        prog="python -m examples.report",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser(PROGRAM, __doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing, compare")
     parser.add_argument(
         "--folder", type=pathlib.Path, default=RECORDS, help="records (default: the committed)"
@@ -555,11 +552,6 @@ def _options(arguments):
         "--scale", choices=("desk", "smoke"), default="desk", help="of the study (default: desk)"
     )
     return parser.parse_args(arguments)
-
-
-def _complain(reason):
-    print(f"python -m examples.report: error: {reason}", file=sys.stderr)
-    return 1
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ examples:
     python -m examples.reproduce table1 --dry-run
   a part of it:
     python -m examples.reproduce table1 --only cifar10-vgg16 --only cifar10-resnet18
-  the study of the README, two hours and more on two cores; it goes on where it stopped:
+  the study of the README, hours on two cores; it goes on where it stopped:
     python -m examples.reproduce study tuned --scale desk
   the same command, started again beside it or on another machine, shares the work:
     python -m examples.reproduce study --scale desk --folder /a/shared/folder
@@ -29,9 +29,11 @@ import sys
 
 from examples import experiments, records, simulation
 from examples.checks import check_integer
+from examples.command_line import Parser, complain
 from examples.experiments import SCALES, TABLES
 from examples.recipes import UsageError
 
+PROGRAM = "python -m examples.reproduce"
 FOLDER = pathlib.Path(__file__).parent / "results" / "reproduce"
 TARGETS = (*TABLES, "tuned", *simulation.SIMULATIONS)
 
@@ -45,7 +47,7 @@ def main(arguments=None):
             check_integer("seeds", options.seeds, 1)
         _check_only(options)
     except ValueError as error:
-        return _complain(error, 2)
+        return complain(PROGRAM, error, 2)
     from examples import run, series
 
     work = series.Series(options.folder)
@@ -57,11 +59,11 @@ def main(arguments=None):
                 for planned in _stages(target, options, work):
                     _carry_out(target, planned, options, work)
     except UsageError as error:
-        return _complain(error, 2)
+        return complain(PROGRAM, error, 2)
     except (run.RunError, records.RecordError) as error:
-        return _complain(error, 1)
+        return complain(PROGRAM, error, 1)
     except KeyboardInterrupt:
-        return _complain("interrupted; the same command goes on where it stopped", 130)
+        return complain(PROGRAM, "interrupted; the same command goes on where it stopped", 130)
     return 0
 
 
@@ -147,13 +149,7 @@ def _interrupt(number, frame):
 
 
 def _options(arguments):
-    parser = argparse.ArgumentParser(
-        prog="python -m examples.reproduce",
-        description=__doc__.partition("\n\n")[0],
-        epilog=__doc__.partition("\n\n")[2],
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.error = lambda message: sys.exit(_complain(message, 2))
+    parser = Parser(PROGRAM, __doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "targets", nargs="+", choices=TARGETS, metavar="target", help=", ".join(TARGETS)
     )
@@ -173,11 +169,6 @@ def _options(arguments):
     parser.add_argument("--folder", type=pathlib.Path, default=FOLDER, help="of the series")
     parser.add_argument("--data-dir", help="folder of the data (default: the library's own)")
     return parser.parse_args(arguments)
-
-
-def _complain(reason, status):
-    print(f"python -m examples.reproduce: error: {reason}", file=sys.stderr)
-    return status
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Measures what an optimizer's update costs beside that of keras.optimizers.Adam.
 
-    python -m examples.step_time                      # about 15 minutes on 2 cores
-    python -m examples.step_time --quick              # under a minute; proves that it runs
+    python -m examples.step_time                      # many minutes; started again, it goes on
+    python -m examples.step_time --quick              # tiny sizes; proves that it runs
     KERAS_BACKEND=jax python -m examples.step_time    # also torch; on a GPU where there is one
 
 All optimizers are timed in one process on variables of the same shapes, in interleaved rounds: in

@@ -29,32 +29,20 @@ import pathlib
 import re
 import sys
 
+from examples.command_line import DefaultsHelp, Parser, complain
 from examples.recipes import JIT_COMPILE, MONITOR, PRECISIONS, Settings, UsageError
 
+PROGRAM = "python -m examples.train"
 _TYPE = r"(?i)(an? )?(float|int|integer|bool|boolean|string|positive|one of)\b"
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message):
-        print(f"{self.prog}: error: {' '.join(message.split())}", file=sys.stderr)
-        sys.exit(2)
-
-
-class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    def _get_help_string(self, action):
-        # A default that is None is told in words, by the text itself.
-        return super()._get_help_string(action) if action.default is not None else action.help
 
 
 def run_parser():
     """The options of the run. Those of the optimizer come on top, in `optimizer_options`."""
-    parser = _Parser(
-        prog="python -m examples.train",
-        usage="python -m examples.train [options]",
-        description=__doc__.partition("\n\n")[0],
-        epilog=__doc__.partition("\n\n")[2],
-        formatter_class=_Help,
-        allow_abbrev=False,
+    parser = Parser(
+        PROGRAM,
+        __doc__,
+        usage=f"{PROGRAM} [options]",
+        formatter_class=DefaultsHelp,
         add_help=False,
     )
     defaults = {field.name: field.default for field in dataclasses.fields(Settings)}
@@ -312,18 +300,13 @@ def main(arguments=None):
             keep_model=options.keep_model,
         )
     except UsageError as error:
-        return _complain(error, 2)
+        return complain(PROGRAM, error, 2)
     except run.RunError as error:
-        return _complain(error, 1)
+        return complain(PROGRAM, error, 1)
     except KeyboardInterrupt:
-        return _complain("interrupted; the same command goes on after the last epoch", 130)
+        return complain(PROGRAM, "interrupted; the same command goes on after the last epoch", 130)
     _summarise(record, options.output_dir / run.RECORD)
     return 0
-
-
-def _complain(reason, status):
-    print(f"python -m examples.train: error: {reason}", file=sys.stderr)
-    return status
 
 
 def _summarise(record, path):

@@ -292,8 +292,9 @@ def warn_of_other_variables(optimizer, variables):
 def skips_state(optimizer, store):
     """Whether what is stored is not for this optimizer: warns if there is state that is lost."""
     saved, here = len(store.keys()), len(optimizer.variables)
-    if optimizer.built:  # an optimizer that was saved before it was built had no state
-        return saved <= UNBUILT < here
+    if optimizer.built:
+        # One that was saved before it was built has no state; without a step, neither has this one.
+        return saved <= UNBUILT < here and int(optimizer.iterations) == 0
     if saved <= here:
         return False
     warnings.warn(

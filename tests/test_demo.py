@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from examples import data, demo, models
+from tests.command_line import assert_refused
 
 
 def some_runs(seeds=3, epochs=4, **shifts):
@@ -111,16 +112,7 @@ def test_a_run_keeps_nothing_of_the_run_before(monkeypatch):
 )
 def test_mistakes_are_one_line_before_any_training(arguments, complaint, capsys, monkeypatch):
     monkeypatch.setattr(demo, "train", lambda *_: pytest.fail("trained"))
-    try:
-        status = demo.main(arguments)
-    except SystemExit as exit:
-        status = exit.code
-    printed = capsys.readouterr()
-    assert status == 2
-    assert printed.out == ""
-    assert printed.err.count("\n") == 1
-    assert printed.err.startswith("python -m examples.demo: error: ")
-    assert complaint in printed.err
+    assert_refused(demo.main, arguments, capsys, "examples.demo", complaint)
 
 
 def test_missing_package_is_named(monkeypatch, capsys):

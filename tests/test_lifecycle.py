@@ -130,3 +130,18 @@ def test_state_loaded_into_an_unbuilt_optimizer(name):
     optimizer.load_own_variables(state)
     for one, other in zip(optimizer.variables, trained.variables, strict=True):
         np.testing.assert_array_equal(to_numpy(one), to_numpy(other))
+
+
+@some_optimizers
+def test_state_that_was_saved_before_the_build(name):
+    """Nothing is lost in an optimizer without a step; in one that has made steps, Keras warns."""
+    state = {}
+    make(name).save_own_variables(state)
+    optimizer = make(name)
+    optimizer.build(variables())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.load_own_variables(state)
+    optimizer.iterations.assign(1)
+    with pytest.warns(UserWarning, match="Skipping variable loading"):
+        optimizer.load_own_variables(state)

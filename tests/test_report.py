@@ -190,7 +190,7 @@ def test_accuracies_with_interval_and_corrections(tmp_path):
         "52.20",
         f"{52.2 - reach:.2f} to {52.2 + reach:.2f}",
         "5",
-        "26%",
+        "25.6%",
     ]
 
 

@@ -12,6 +12,7 @@ import pytest
 from examples import callbacks, claims, experiments, paper, reproduce, run, series, simulation
 from examples.experiments import SCALES, TABLES
 from tests import child, made_records
+from tests.command_line import assert_refused
 
 LONG_AGO = 1_000_000_000
 
@@ -385,15 +386,7 @@ def test_time_is_that_of_runs_of_the_same_size(tmp_path, trained, capsys):
     ],
 )
 def test_mistakes_are_one_line(arguments, complaint, capsys):
-    try:
-        status = reproduce.main(arguments)
-    except SystemExit as exit:
-        status = exit.code
-    printed = capsys.readouterr()
-    assert status == 2
-    assert printed.out == ""
-    assert printed.err.count("\n") == 1
-    assert complaint in printed.err
+    assert_refused(reproduce.main, arguments, capsys, "examples.reproduce", complaint)
 
 
 @pytest.mark.parametrize(

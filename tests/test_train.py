@@ -21,19 +21,10 @@ import pytest
 from examples import checkpoint, data, models, recipes, records, run, train
 from examples.callbacks import RunError
 from examples.recipes import Settings, UsageError
+from tests.tiny import TINY as BASE
 
 ROOT = pathlib.Path(__file__).parents[1]
-TINY = dict(
-    model="cnn",
-    width=8,
-    dataset="synthetic",
-    image_size=8,
-    train_size=96,
-    validation_size=32,
-    batch_size=32,
-    epochs=3,
-    learning_rate=0.01,
-)
+TINY = BASE | dict(width=8, epochs=3, learning_rate=0.01)
 
 
 def tiny(**changes):

@@ -19,6 +19,7 @@ from examples import train as train_program
 from examples.callbacks import RunError
 from examples.recipes import UsageError
 from tests import tuning_fakes
+from tests.command_line import assert_refused
 from tests.tuning_fakes import FakeTrain, accuracy, tiny
 from tuning import compare, oracles, report, search, tables
 from tuning.hypermodel import OBJECTIVES
@@ -318,15 +319,7 @@ def test_folder_of_another_search_is_refused(change, complaint, fake, tmp_path, 
 )
 def test_mistakes_are_one_line_before_any_training(change, complaint, fake, capsys, tmp_path):
     arguments = options(**{"directory": tmp_path} | change)
-    try:
-        status = search.main(arguments)
-    except SystemExit as exit:
-        status = exit.code
-    printed = capsys.readouterr()
-    assert status == 2
-    assert printed.err.count("\n") == 1
-    assert printed.err.startswith("python -m tuning.search: error: ")
-    assert complaint in printed.err
+    assert_refused(search.main, arguments, capsys, "tuning.search", complaint)
     assert fake.trained == []
     assert list(tmp_path.iterdir()) == []
 

@@ -8,17 +8,7 @@ import time
 from examples import records, run
 from examples.callbacks import RunError
 from examples.recipes import Settings
-
-TINY = dict(
-    model="cnn",
-    width=4,
-    dataset="synthetic",
-    image_size=8,
-    train_size=96,
-    validation_size=32,
-    batch_size=32,
-    epochs=2,
-)
+from tests.tiny import TINY
 
 
 def tiny(**changes):

@@ -1,7 +1,7 @@
 """Gives a variant and its plain optimizer the same number of trials, then compares their best.
 
 examples:
-  embedded data, no download, five minutes on a CPU:
+  embedded data, no download:
     python -m tuning.compare
   real images:
     python -m tuning.compare --variant AdamNorm --dataset cifar10 --model resnet8 --max-trials 20

@@ -1,7 +1,7 @@
 """Searches for an optimizer's learning rate, gamma and more with keras-tuner.
 
 examples:
-  embedded data, no download, two minutes on a CPU:
+  embedded data, no download:
     python -m tuning.search
   real images:
     python -m tuning.search --dataset cifar10 --model resnet8 --optimizer AdamNorm --max-trials 20
@@ -34,6 +34,7 @@ import pathlib
 import sys
 
 from examples.checks import check_integer
+from examples.command_line import DefaultsHelp, Parser, complain
 from examples.recipes import Settings, UsageError
 
 PROGRAM = "python -m tuning.search"
@@ -209,28 +210,9 @@ def _oracle(plan, objective, on_end, worker_timeout):
     )
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message):
-        print(f"{self.prog}: error: {' '.join(message.split())}", file=sys.stderr)
-        sys.exit(2)
-
-
-class _Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    def _get_help_string(self, action):
-        # A default that is None is told in words, by the text itself.
-        return super()._get_help_string(action) if action.default is not None else action.help
-
-
 def make_parser(prog, doc):
     """The options that a search and a comparison share."""
-    parser = _Parser(
-        prog=prog,
-        usage=f"{prog} [options]",
-        description=doc.partition("\n\n")[0],
-        epilog=doc.partition("\n\n")[2],
-        formatter_class=_Help,
-        allow_abbrev=False,
-    )
+    parser = Parser(prog, doc, usage=f"{prog} [options]", formatter_class=DefaultsHelp)
     space = parser.add_argument_group("what is searched")
     space.add_argument(
         "--tune",
@@ -413,8 +395,7 @@ def run_program(prog, action):
         reason, status = f"{error}. The tuning needs: pip install -e '.[tuning]'", 1
     except KeyboardInterrupt:
         reason, status = "interrupted; the same command goes on", 130
-    print(f"{prog}: error: {' '.join(str(reason).split())}", file=sys.stderr)
-    return status
+    return complain(prog, reason, status)
 
 
 def _summarise(folder, found, plan):

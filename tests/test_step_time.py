@@ -1,0 +1,96 @@
+"""The record of a measurement that can be continued, and what is told of it."""
+
+import pytest
+
+from examples import step_time, step_time_tables
+
+
+def ratio(value):
+    return {"median": value, "lower_quartile": value - 0.1, "upper_quartile": value + 0.1}
+
+
+def row(milliseconds, first_update, adam=10.0):
+    return {
+        "milliseconds": ratio(milliseconds),
+        "ratio_to_adam": ratio(milliseconds / adam),
+        "seconds_to_first_update": first_update,
+    }
+
+
+def rows(ours, first_update):
+    return {"Adam": row(10.0, 2.0), "AdamNorm": row(ours, first_update)}
+
+
+RECORD = {
+    "device": {"backend": "tensorflow", "gpus": [], "cores": 2, "processor": "a processor"},
+    "rounds": 7,
+    "updates": {"vgg16": {"eager": rows(1.0, 9.0), "graph": rows(6.0, 3.0)}},
+}
+
+
+def test_parts_that_are_there_are_not_measured_again(tmp_path):
+    path, calls = tmp_path / "records" / "one.json", []
+
+    def measured():
+        calls.append(1)
+        return len(calls)
+
+    record = step_time.Record(path, rounds=3)
+    assert record.part("updates/vgg16/graph", measured) == 1
+    assert record.part("updates/vgg16/graph", measured) == 1
+    again = step_time.Record(path, rounds=3)
+    assert again.part("updates/vgg16/graph", measured) == 1
+    assert again.part("updates/vgg16/xla", measured) == 2
+    assert step_time.Record(path, rounds=3).part("updates/vgg16/xla", measured) == 2
+    other = step_time.Record(path, rounds=5)
+    assert other.part("updates/vgg16/graph", measured) == 3
+
+
+def test_no_path_keeps_nothing():
+    assert step_time.Record(None, rounds=1).part("fit", lambda: 4) == 4
+
+
+def test_ratios_and_compilation():
+    told = step_time_tables.tables(RECORD, "one.json")
+    assert "tensorflow on 2 cores of a processor; medians of 7 rounds with quartiles; one" in told
+    assert "|  | vgg16, eager | vgg16, graph |" in told
+    assert "| Adam | 10.0 ms | 10.0 ms |" in told
+    assert "| AdamNorm | 0.10 (0.00 to 0.20) | 0.60 (0.50 to 0.70) |" in told
+    # One second more, four milliseconds less at each step.
+    assert "AdamNorm 3.0 s, Adam 2.0 s, saved by later updates after 250 steps." in told
+    assert "MB" not in told and "Fitted" not in told and "model.fit" not in told
+
+
+@pytest.mark.parametrize(
+    ("ours", "first_update", "complaint"),
+    [(12.0, 3.0, "later updates save nothing."), (6.0, 2.0, "Adam 2.0 s.")],
+)
+def test_compilation_that_does_not_pay_or_costs_nothing(ours, first_update, complaint):
+    record = RECORD | {"updates": {"vgg16": {"graph": rows(ours, first_update)}}}
+    assert step_time_tables.tables(record, "one.json").endswith(complaint)
+
+
+def test_memory_growth_and_fit():
+    memory = {"state_bytes": 2_000_000, "scalars": 3, "update_bytes": 500_000}
+    growth = {
+        "mode": "graph",
+        "rows": [{"parameters": 10_000, "variables": 10, "optimizers": rows(6.0, 3.0)}],
+        "fitted_cost": {
+            "AdamNorm": {"nanoseconds_per_parameter": 1.5, "microseconds_per_variable": 20.0}
+        },
+    }
+    told = step_time_tables.tables(
+        RECORD
+        | {
+            "memory": {"eager": {"Adam": memory}, "graph": {"Adam": memory | {"update_bytes": 0}}},
+            "scaling": growth,
+            "fit": {"parameters": 1000, "batch_size": 4, "ratio_to_adam": ratio(0.9)},
+            "memory_gigabytes_per_second": 28.0,
+        },
+        "one.json",
+    )
+    assert "| Adam | 2.0 | 3 | 0.5 | 0.0 |" in told
+    assert "| 10,000 | 10 | 10.000 ms | 0.60 (0.50 to 0.70) |" in told
+    assert "Fitted (graph): AdamNorm 1.50 ns a parameter and 20 µs a variable." in told
+    assert "28.0 GB/s: 1.00 ns" in told
+    assert "1,000 parameters and batches of 4: AdamNorm takes 0.90 (0.80 to 1.00)" in told
