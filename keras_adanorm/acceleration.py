@@ -1,23 +1,30 @@
 """How the optimizers are made fast, in one place; what they compute is in their own files.
 
 - TensorFlow: the update of one variable is a `tf.function` that all variables of a shape share,
-  compiled by XLA if the variable is large: one pass over memory in the place of a dozen, at the
+  compiled by XLA if the variable is large: few passes over memory in the place of a dozen, at the
   cost of one compilation per shape. For eager calls, one more `tf.function` holds them all.
+- A step that XLA compiles as a whole for a processor: the variables are updated in turn, so that
+  what the operations of one share stays in the cache.
 - torch: the update runs on lists of tensors, see `tensor_list`.
-- JAX compiles what its caller jits. Anything else (a `tf.distribute` strategy, a step that XLA
-  compiles as a whole) takes Keras' own path through `update_step`, with the same results.
+- JAX compiles what its caller jits. Anything else, a `tf.distribute` strategy above all, takes
+  Keras' own path through `update_step`, with the same results.
 """
 
 import contextlib
+import functools
+import math
 
 import keras
+from keras import ops
 
 from keras_adanorm import precision
-from keras_adanorm.l2_norm import is_compiled_by_xla
+from keras_adanorm.l2_norm import has_accelerator, is_compiled_by_xla, l2_norm
 from keras_adanorm.step import Step
 
 # From this many elements on, one pass over memory soon saves the time that a compilation takes.
 XLA_MINIMUM_SIZE = 2**16
+# Smaller variables stay in the cache in any order, and may as well be updated side by side.
+IN_TURN_MINIMUM_SIZE = 2**18
 
 
 def set_untracked(optimizer, name, value):
@@ -48,11 +55,27 @@ def fast_update(optimizer):
     backend = keras.backend.backend()
     if backend == "torch":
         return optimizer._parallel_update_step
-    if backend == "tensorflow" and not is_distributed(optimizer) and not is_compiled_by_xla():
+    if is_one_program(optimizer):
+        return None if has_accelerator() else functools.partial(update_in_turn, optimizer)
+    if backend == "tensorflow" and not is_distributed(optimizer):
         if not hasattr(optimizer, "_tensorflow_update"):
             set_untracked(optimizer, "_tensorflow_update", TensorFlowUpdate(optimizer))
         return optimizer._tensorflow_update
     return None
+
+
+def is_one_program(optimizer):
+    """Whether XLA compiles the update of all variables as one, for one device."""
+    if keras.backend.backend() == "jax":
+        import jax
+
+        traced = isinstance(precision.as_tensor(optimizer.iterations), jax.core.Tracer)
+        return traced and keras.distribution.distribution() is None
+    return (
+        keras.backend.backend() == "tensorflow"
+        and is_compiled_by_xla()
+        and not is_distributed(optimizer)
+    )
 
 
 def update_in_lists(optimizer, gradients, variables, learning_rate):
@@ -74,6 +97,67 @@ def is_distributed(optimizer):
     return tf.distribute.has_strategy() or (
         optimizer._distribution_strategy.extended._num_replicas_in_sync > 1
     )
+
+
+def update_in_turn(optimizer, gradients, variables, learning_rate):
+    """Updates the variables so that XLA begins a large one when the one before has ended.
+
+    Left to itself, XLA on a processor does the same operation for all variables before it goes on
+    to the next, and what they share has left the cache by then. A product with a number that is
+    always 1, of which XLA only knows that it comes after the variable before, changes nothing else.
+    """
+    never = ops.less(precision.as_tensor(optimizer.iterations), 0)
+    last = None
+    for gradient, variable in zip(gradients, variables, strict=True):
+        is_large = math.prod(variable.shape) >= IN_TURN_MINIMUM_SIZE
+        step = optimizer.begin_step(gradient, variable, learning_rate, KeepingStep)
+        if is_large and last is not None:
+            step.begin_after(_one_after(last, never, step.dtype))
+        optimizer.update_step(step.gradient, step, learning_rate)
+        if is_large:
+            last = variable
+        for name in step.kept:
+            if is_large:  # after the variable, whose update needs what the state held
+                step.begin_after(_one_after(last, never, step.dtype))
+            step.store(name, step.gradient)
+            last = step.read(name) if is_large else last
+
+
+def _one_after(value, never, dtype):
+    """The number 1, that a compiler can't have before it has the value of a tensor or variable."""
+    element = ops.cast(ops.reshape(precision.as_tensor(value), (-1,))[0], dtype)
+    return ops.where(never, element, ops.ones_like(element))
+
+
+class KeepingStep(Step):
+    """A step that leaves it to its caller to store what is the gradient itself.
+
+    Attributes:
+        kept: The names of the states that are to become the gradient.
+    """
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.kept = []
+        self.store = super().write
+        self._own = self.gradient
+        self._one = None
+
+    def begin_after(self, one):
+        """Lets everything depend on a tensor that is 1, so that nothing is done before it is."""
+        self.gradient = self.gradient * one
+        self._one = one
+
+    def norm(self):
+        """`||g_t||`, a scalar tensor."""
+        return l2_norm(self._own, self._one)
+
+    def write(self, name, value):
+        """Replaces the state `name`, unless by the gradient itself."""
+        if value is self.gradient:
+            self.kept.append(name)
+        else:
+            self.store(name, value)
 
 
 class TensorFlowUpdate:
@@ -109,27 +193,35 @@ class TensorFlowUpdate:
         for gradient, variable in zip(gradients, variables, strict=True):
             index = self._optimizer._get_variable_index(variable)
             state = {name: slots[index].value for name, slots in self._optimizer._slots.items()}
-            self._function(variable, gradient)(gradient, variable, learning_rate, iterations, state)
+            function, kept = self._function(variable, gradient)
+            function(gradient, variable, learning_rate, iterations, state)
+            for name in kept:  # no copy: the state and the gradient share their memory
+                self._optimizer.assign(state[name], gradient)
 
     def _function(self, variable, gradient):
         import tensorflow as tf
 
         key = (tuple(variable.shape), variable.dtype, gradient.dtype)
         if key not in self._one_variable:
+            kept = []
 
             def update(gradient, variable, learning_rate, iterations, state):
                 gradient = tf.ensure_shape(gradient, variable.shape)
-                step = Step(self._optimizer, gradient, variable, learning_rate, iterations, state)
+                step = KeepingStep(
+                    self._optimizer, gradient, variable, learning_rate, iterations, state
+                )
                 self._optimizer.update_step(gradient, step, learning_rate)
+                kept[:] = step.kept
 
             compiled = variable.shape.num_elements() >= XLA_MINIMUM_SIZE and _has_xla(variable)
-            self._one_variable[key] = tf.function(
+            function = tf.function(
                 update,
                 jit_compile=compiled,
                 autograph=False,
                 # Inlined, a copy for each variable would take the graph's optimization seconds.
                 experimental_attributes={"_noinline": True},
             )
+            self._one_variable[key] = function, kept
         return self._one_variable[key]
 
 

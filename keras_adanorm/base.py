@@ -114,13 +114,13 @@ class AdaptiveOptimizer(keras.optimizers.Optimizer):
         with acceleration.device_of(self, variable):
             return self.add_variable(initializer="zeros", dtype=dtype, **kind)
 
-    def begin_step(self, gradient, variable, learning_rate):
+    def begin_step(self, gradient, variable, learning_rate, kind=Step):
         """The `Step` with which `update_step` reads and writes what belongs to a variable."""
         if isinstance(variable, Step):
             return variable
         index = self._get_variable_index(variable)
         state = {name: states[index] for name, states in self._slots.items()}
-        return Step(self, gradient, variable, learning_rate, self.iterations, state)
+        return kind(self, gradient, variable, learning_rate, self.iterations, state)
 
     def moment_gradients(self, step):
         """The gradients that enter the first and the second moment: here `g_t` enters both."""
@@ -253,7 +253,9 @@ class NormCorrection(AdaptiveOptimizer):
     def moment_gradients(self, step):
         """The gradients that enter the first and the second moment, `s_t` or `g_t`."""
         g = step.gradient
-        s, e = correct_norm(g, step.read("norm_average"), self.gamma, self.max_correction)
+        s, e = correct_norm(
+            g, step.read("norm_average"), self.gamma, self.max_correction, norm=step.norm()
+        )
         step.write("norm_average", e)
         return (
             g if self.corrected_moments == "second" else s,

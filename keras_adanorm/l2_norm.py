@@ -6,13 +6,11 @@ from keras import ops
 
 from keras_adanorm import precision
 
-# A compiler (XLA on a CPU) adds the squares of a long vector one after the other, on one core. In
-# this many rows it can work on several at a time, and in each add this many squares at once.
-_ROWS, _LANES = 16, 8
-_LONG = 2**15
+# XLA on a CPU adds up a vector with more elements than this by another, slower way.
+_SHORT = 32
 
 
-def l2_norm(tensor):
+def l2_norm(tensor, one=None):
     """The L2 norm of a tensor of any rank, `sqrt(sum(x ** 2))`, over all its elements.
 
     A finite tensor gives a finite norm, held at the dtype's largest number if it lies beyond, and
@@ -20,6 +18,8 @@ def l2_norm(tensor):
 
     Args:
         tensor: Floating point tensor of any shape, or a `TensorList`.
+        one: `None`, or a scalar tensor that is 1: the sum is not begun before it is there, which
+            only matters to a compiler. Defaults to `None`.
 
     Returns:
         A scalar tensor, float64 for a float64 tensor, else float32; for a `TensorList` a vector
@@ -30,30 +30,34 @@ def l2_norm(tensor):
     tensor = precision.to_compute_dtype(tensor)
     flat = ops.reshape(tensor, (-1,))
     dtype = keras.backend.standardize_dtype(tensor.dtype)
-    wide = dtype == "float32" and keras.backend.backend() == "tensorflow"
-    exact_norm = _wide_norm if wide else _scaled_norm
-    if _is_short(flat) or _branches_are_slow() or (wide and not is_compiled_by_xla()):
-        return exact_norm(flat)
-    squared_norm = _sum_of_squares(flat)
+    if dtype == "float32" and keras.backend.backend() == "tensorflow":
+        return _wide_norm(flat, one)
+    if keras.backend.backend() != "jax" or has_accelerator():
+        return _scaled_norm(flat)
+    squares = flat * flat
+    squared_norm = ops.sum(squares if one is None else squares * one)
     limits = np.finfo(dtype)
     safe = ops.logical_and(
         squared_norm >= float(limits.tiny / limits.eps**2), squared_norm <= float(limits.max)
     )
-    return _cond(safe, lambda: ops.sqrt(squared_norm), lambda: exact_norm(flat))
+    return _jax_cond(safe, lambda: ops.sqrt(squared_norm), lambda: _scaled_norm(flat))
 
 
-def _cond(predicate, if_true, if_false):
-    if keras.backend.backend() == "jax":
-        import jax
+def _jax_cond(predicate, if_true, if_false):
+    import jax
 
-        if not isinstance(predicate, jax.core.Tracer):  # else compiled anew at every call
-            return if_true() if predicate else if_false()
-    return ops.cond(predicate, if_true, if_false)
+    if not isinstance(predicate, jax.core.Tracer):  # else compiled anew at every call
+        return if_true() if predicate else if_false()
+    return jax.lax.cond(predicate, if_true, if_false)
 
 
-def _wide_norm(flat):
+def _wide_norm(flat, one):
     """The norm by way of float64, in which squares of float32 neither overflow nor underflow."""
-    norm = ops.sqrt(ops.sum(ops.square(ops.cast(flat, "float64"))))
+    squares = ops.square(ops.cast(flat, "float64"))
+    if one is not None:
+        squares = squares * ops.cast(one, "float64")
+    in_blocks = is_compiled_by_xla() and not has_accelerator()
+    norm = ops.sqrt(_sum_in_blocks(squares) if in_blocks else ops.sum(squares))
     largest = precision.largest(flat.dtype)
     norm = ops.where(ops.isfinite(norm), precision.minimum(norm, largest), norm)
     return ops.cast(norm, flat.dtype)
@@ -71,21 +75,22 @@ def _scaled_norm(flat):
     return ops.where(ops.isfinite(peak), precision.minimum(norm, largest), peak)
 
 
-def _sum_of_squares(flat):
-    size = flat.shape[0]
-    if not is_compiled_by_xla():
-        return ops.sum(flat * flat)
-    body = size - size % (_ROWS * _LANES)
-    blocks = ops.reshape(flat[:body], (_ROWS, _LANES, -1))
-    squares = [blocks[:, i] * blocks[:, i] for i in range(_LANES)]
-    while len(squares) > 1:
-        squares = [a + b for a, b in zip(squares[::2], squares[1::2], strict=True)]
-    total = ops.sum(ops.sum(squares[0], axis=1))
-    return total + ops.sum(flat[body:] * flat[body:]) if body < size else total
+def _sum_in_blocks(squares):
+    """The sum of a vector of numbers not below 0, for XLA on a CPU: of blocks, of blocks of those.
+
+    More levels than two, and XLA would make one loop of it all, on one core.
+    """
+    for longest in (16, 8):
+        size = squares.shape[0]
+        if size is not None and size > _SHORT:
+            block = max(n for n in range(1, longest + 1) if size % n == 0)
+            # Without `abs`, which changes nothing, XLA joins this sum with the next.
+            squares = ops.abs(ops.sum(ops.reshape(squares, (-1, block)), axis=1))
+    return ops.sum(squares)
 
 
-def _branches_are_slow():
-    """Whether asking for a value costs more than a second pass: a GPU would have to wait for it."""
+def has_accelerator():
+    """Whether there is one: it adds up fast by itself, but waits where it has to branch."""
     if keras.backend.backend() == "jax":
         import jax
 
@@ -97,17 +102,8 @@ def _branches_are_slow():
     return False
 
 
-def _is_short(flat):
-    return flat.shape[0] is None or flat.shape[0] < _LONG
-
-
 def is_compiled_by_xla():
-    """Whether the operations being recorded go to XLA as one program. Only speed depends on it."""
-    if keras.backend.backend() == "jax":
-        # A tensor that is spread over devices is summed where it lies: leave its shape alone.
-        return keras.distribution.distribution() is None
-    if keras.backend.backend() != "tensorflow":
-        return False
+    """Whether TensorFlow is recording for XLA, as part of one program. Only speed depends on it."""
     import tensorflow as tf
 
     try:

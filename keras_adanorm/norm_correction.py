@@ -4,13 +4,15 @@ Source: Dubey, Singh and Chaudhuri, "AdaNorm: Adaptive Gradient Norm Correction 
 CNNs", WACV 2023, equations 2 to 4.
 """
 
+import math
+
 from keras import ops
 
 from keras_adanorm import precision
 from keras_adanorm.l2_norm import l2_norm
 
 
-def correct_norm(gradient, average, gamma=0.95, max_correction=None):
+def correct_norm(gradient, average, gamma=0.95, max_correction=None, norm=None):
     """Scales a gradient up to the moving average of its norm where it is smaller.
 
     ```
@@ -33,6 +35,8 @@ def correct_norm(gradient, average, gamma=0.95, max_correction=None):
             Defaults to `0.95`.
         max_correction: Float, at least 1, an upper bound on `e_t / ||g_t||`, or `None` for no
             bound. Defaults to `None`.
+        norm: Scalar tensor: `||g_t||` where it is known, or `None` to compute it. Defaults to
+            `None`.
 
     Returns:
         A tuple `(s_t, e_t)`: the corrected gradient, of the shape of `gradient`, and the new
@@ -49,7 +53,8 @@ def correct_norm(gradient, average, gamma=0.95, max_correction=None):
     """
     if not hasattr(gradient, "l2_norms"):  # one tensor, not a list of them
         gradient = precision.to_compute_dtype(gradient)
-    ratio, average = norm_ratio(l2_norm(gradient), average, gamma, max_correction)
+    norm = l2_norm(gradient) if norm is None else norm
+    ratio, average = norm_ratio(norm, average, gamma, max_correction)
     return (gradient if ratio is None else gradient * ratio), average
 
 
@@ -59,7 +64,7 @@ def norm_ratio(norm, average, gamma, max_correction=None):
     average = ops.where(finite, gamma * average + (1 - gamma) * norm, average)
     if gamma == 0:  # e_t is the norm itself: the gradient passes, to the last bit
         return None, average
-    fires = ops.logical_and(finite, ops.logical_and(average > norm, norm > 0))
     bound = precision.largest(norm.dtype) if max_correction is None else max_correction
-    ratio = precision.minimum(average / ops.where(fires, norm, ops.ones_like(norm)), bound)
-    return ops.where(fires, ratio, ops.ones_like(norm)), average
+    divisor = ops.where(ops.logical_and(finite, norm > 0), norm, math.inf)
+    ratio = precision.minimum(average / divisor, bound)
+    return ops.where(ratio > 1, ratio, ops.ones_like(ratio)), average

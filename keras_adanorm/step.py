@@ -7,6 +7,7 @@ import keras
 from keras import ops
 
 from keras_adanorm import precision
+from keras_adanorm.l2_norm import l2_norm
 
 ELEMENTWISE = types.SimpleNamespace(
     abs=ops.abs, minimum=precision.minimum, sigmoid=ops.sigmoid, sqrt=ops.sqrt, where=ops.where
@@ -38,6 +39,10 @@ class Step:
         self._optimizer = optimizer
         self._variable = variable
         self._state = state
+
+    def norm(self):
+        """`||g_t||`, a scalar tensor."""
+        return l2_norm(self.gradient)
 
     def read(self, name):
         """The state `name` as it stands."""

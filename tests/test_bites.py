@@ -14,7 +14,9 @@ from keras_adanorm import (
     DiffGrad,
     DiffGradNorm,
     RadamNorm,
+    acceleration,
     norm_correction,
+    step,
 )
 from keras_adanorm.base import AdaptiveOptimizer, NormCorrection
 from keras_adanorm.step import Step
@@ -198,8 +200,9 @@ def every_gradient_is_corrected(patch):
 
 
 def norm_is_a_mean(patch):
-    norm_of = norm_correction.l2_norm
-    patch.setattr(norm_correction, "l2_norm", lambda g: 0.5 * norm_of(g))
+    norm_of = step.l2_norm
+    for module in (step, acceleration):
+        patch.setattr(module, "l2_norm", lambda g, *one: 0.5 * norm_of(g))
 
 
 def average_is_global(patch):

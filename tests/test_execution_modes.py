@@ -20,6 +20,8 @@ from tests.optimizers import (
     to_numpy,
 )
 
+one_program_only = pytest.mark.skipif(BACKEND == "torch", reason="torch has no XLA")
+
 SHAPES = {"matrix": (3, 4), "scalar": ()}
 PARAMS = {name: np.ones(shape) for name, shape in SHAPES.items()}
 
@@ -54,13 +56,95 @@ def test_programs_compiled_per_shape(cls, monkeypatch):
 
 @pytest.mark.parametrize("cls", [AdamNorm, DiffGradNorm])
 def test_large_variables(cls):
-    """Of sizes that are compiled, whose norm is summed in blocks, with and without a rest."""
+    """Of sizes that are compiled, and whose norm is summed in blocks and not."""
     shapes = {"blocks": (2, 2**15), "rest": (2**16 + 3,)}
     assert acceleration.XLA_MINIMUM_SIZE <= 2**16
     params = {name: np.ones(shape) for name, shape in shapes.items()}
     pairs = run_beside_reference(cls(0.01, beta_2=0.8), params, swinging_gradients(shapes, 3))
     for run, reference in pairs:
         assert_same_state(run, reference, atol=5e-6, rtol=2e-5)
+
+
+@pytest.fixture
+def in_turn(monkeypatch):
+    """Small variables updated as large ones are where XLA compiles a step; counts them."""
+    ties = []
+    one_after = acceleration._one_after
+
+    def counted(*arguments):
+        ties.append(arguments)
+        return one_after(*arguments)
+
+    monkeypatch.setattr(acceleration, "IN_TURN_MINIMUM_SIZE", 1)
+    monkeypatch.setattr(acceleration, "_one_after", counted)
+    return ties
+
+
+@one_program_only
+@every_class
+def test_variables_in_turn(cls, in_turn):
+    gradients = swinging_gradients(SHAPES, 8)
+    pairs = run_beside_reference(cls(0.01, beta_2=0.8), PARAMS, gradients, mode=MODES[-1])
+    for run, reference in pairs:
+        assert_same_state(run, reference, atol=2e-6, rtol=1e-5)
+    # The second variable after the first; DiffGrad's previous gradients after their variables.
+    assert len(in_turn) == 1 + len(PARAMS) * ("DiffGrad" in cls.__name__)
+
+
+@one_program_only
+@pytest.mark.parametrize("cls", [AdamNorm, DiffGradNorm])
+@pytest.mark.parametrize("bad", [np.inf, np.nan])
+def test_variables_in_turn_do_not_infect_each_other(cls, bad, in_turn):
+    params = {name: np.ones((2, 2)) for name in "abc"}
+    run = Run(cls(0.01), params, mode=MODES[-1])
+    gradients = {name: np.full((2, 2), 0.1) for name in params}
+    clean = run_through(cls(0.01), [gradients] * 3, params, mode=MODES[-1])
+    for _ in range(3):
+        run.step({**gradients, "b": np.full((2, 2), bad)})
+    assert in_turn
+    assert not np.isfinite(run.params["b"]).any()
+    for name in "ac":
+        np.testing.assert_array_equal(run.params[name], clean.params[name])
+
+
+@one_program_only
+@every_pair
+def test_gamma_zero_in_turn_is_the_plain_optimizer_bit_for_bit(norm_cls, plain_cls, in_turn):
+    gradients = swinging_gradients(SHAPES, 8)
+    arguments = dict(learning_rate=0.01, beta_2=0.8)
+    norm = run_through(norm_cls(**arguments, gamma=0.0), gradients, mode=MODES[-1])
+    plain = run_through(plain_cls(**arguments), gradients, mode=MODES[-1])
+    assert_bitwise_equal(norm, plain)
+    assert in_turn
+
+
+@tensorflow_only
+def test_an_empty_variable_in_turn(in_turn):
+    params = {"empty": np.ones((0, 3)), "full": np.ones((2, 3))}
+    acceleration.IN_TURN_MINIMUM_SIZE = 4
+    run = Run(DiffGradNorm(0.01), params, mode="xla")
+    run.step({name: 0.5 * value for name, value in params.items()})
+    assert (run.params["full"] < 1).all()
+
+
+@tensorflow_only
+@pytest.mark.parametrize("modes", [("eager", "xla"), ("graph", "eager"), ("xla", "graph")])
+def test_a_gradient_is_left_as_it_was(modes, in_turn):
+    """The state that holds the last gradient shares its memory, and must not write to it."""
+    import tensorflow as tf
+
+    rng = np.random.default_rng(0)
+    shape = (2**8, 2**9)  # large enough to be compiled
+    values = [rng.standard_normal(shape).astype("float32") for _ in range(4)]
+    gradients = [tf.constant(value) for value in values]
+    runs = [Run(DiffGradNorm(0.01), {"w": np.ones(shape)}, mode=mode) for mode in modes]
+    runs[1].optimizer, runs[1].variables = runs[0].optimizer, runs[0].variables
+    for i, gradient in enumerate(gradients):
+        runs[i % 2].apply([gradient])
+        state = dict(zip(("m", "v", "previous"), runs[0].optimizer.variables[2:5], strict=True))
+        np.testing.assert_array_equal(to_numpy(state["previous"]), values[i])
+    for gradient, value in zip(gradients, values, strict=True):
+        np.testing.assert_array_equal(gradient.numpy(), value)
 
 
 @every_mode

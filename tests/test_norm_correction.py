@@ -213,8 +213,9 @@ def test_l2_norm_of_extremes(dtype, size, compiler):
     assert norm == pytest.approx(expected, rel=1e-6)
 
 
-# Around the sizes where another way of summing is taken: 2 ** 15 and multiples of 128.
-LENGTHS = (2**15 - 1, 2**15, 40_001)
+# A compiled sum is one of blocks of 16 and of 8, where the length can be divided so: these are a
+# power of 2, a length with an odd rest, a prime number and one whose blocks are a prime number.
+LENGTHS = (2**15, 2**15 - 1, 40_009, 16 * 2_503, 33)
 
 
 @pytest.mark.parametrize("length", LENGTHS)
