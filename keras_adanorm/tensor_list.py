@@ -1,5 +1,6 @@
 """Lists of tensors that compute like one: torch's foreach operations behind Python's operators."""
 
+import copy
 import types
 
 import torch
@@ -8,7 +9,7 @@ from keras_adanorm import precision
 from keras_adanorm.step import Step
 
 # Lists are updated in groups of at most this many elements: their intermediate results then stay in
-# the cache of a processor, and use little memory on a GPU. A larger tensor is a group of its own.
+# the cache of a processor, and use little memory on a GPU. A larger tensor is updated in parts.
 _GROUP_SIZE = {"cpu": 2**18, "other": 2**26}
 
 
@@ -98,6 +99,36 @@ class ListStep(Step):
         dtype = getattr(torch, self.dtype)
         self.gradient = TensorList([gradient.to(dtype) for gradient in gradients])
         self._variables = variables
+        self._norms = None
+
+    def norm(self):
+        """The norms of the gradients, a vector."""
+        if self._norms is None:
+            self._norms = super().norm()
+        return self._norms
+
+    def in_parts(self, size):
+        """Steps of parts of the only variable, of at most `size` elements, all with its norm."""
+        scalars = {name: self._state[name] for name in self._optimizer.scalar_slots}
+        names = [name for name in self._state if name not in scalars]
+        whole = [self._variables[0], *(self._state[name][0] for name in names)]
+        if whole[0].numel() <= size or not all(tensor.is_contiguous() for tensor in whole):
+            return [self]
+        whole.insert(0, self.gradient.tensors[0])
+        steps = []
+        for gradient, variable, *states in zip(
+            *(tensor.reshape(-1).split(size) for tensor in whole), strict=True
+        ):
+            part = copy.copy(self)
+            part.gradient = TensorList([gradient])
+            part.norm = self.norm
+            part._variables = [variable]
+            part._state = {name: [state] for name, state in zip(names, states, strict=True)}
+            # Every part moves the scalars on from where they stand now; the last one keeps them.
+            part._state |= {name: [scalar.clone()] for name, (scalar,) in scalars.items()}
+            steps.append(part)
+        steps[-1]._state |= scalars
+        return steps
 
     def read(self, name):
         if name in self._optimizer.scalar_slots:
@@ -136,7 +167,13 @@ def update_in_groups(optimizer, gradients, variables, learning_rate):
             optimizer.iterations,
             {name: [slots[name][indices[i]].value for i in group] for name in slots},
         )
-        optimizer.update_step(step.gradient, step, learning_rate)
+        parts = step.in_parts(_group_size(tensors[group[0]])) if len(group) == 1 else [step]
+        for part in parts:
+            optimizer.update_step(part.gradient, part, learning_rate)
+
+
+def _group_size(tensor):
+    return _GROUP_SIZE["cpu" if tensor.device.type == "cpu" else "other"]
 
 
 def _groups(gradients, tensors):
@@ -144,8 +181,8 @@ def _groups(gradients, tensors):
     kinds = {}
     for i, (gradient, tensor) in enumerate(zip(gradients, tensors, strict=True)):
         kinds.setdefault((tensor.dtype, gradient.dtype, tensor.device), []).append(i)
-    for (_, _, device), positions in kinds.items():
-        limit = _GROUP_SIZE["cpu" if device.type == "cpu" else "other"]
+    for positions in kinds.values():
+        limit = _group_size(tensors[positions[0]])
         group, size = [], 0
         for i in positions:
             if group and size + tensors[i].numel() > limit:

@@ -118,6 +118,23 @@ def test_gamma_zero_in_turn_is_the_plain_optimizer_bit_for_bit(norm_cls, plain_c
     assert in_turn
 
 
+@pytest.mark.skipif(BACKEND != "torch", reason="a matter of torch")
+@every_class
+def test_variables_in_groups_and_parts(cls, monkeypatch):
+    """Groups of at most five elements: one of two variables, one variable in parts, with a rest."""
+    from keras_adanorm import tensor_list
+
+    monkeypatch.setattr(tensor_list, "_GROUP_SIZE", {"cpu": 5, "other": 5})
+    shapes = {"pair": (2,), "scalar": (), "matrix": (3, 4), "exact": (5,)}
+    params = {name: np.ones(shape) for name, shape in shapes.items()}
+    for dtype, tolerance in (("float32", 1e-5), ("float64", 1e-12)):
+        gradients = swinging_gradients(shapes, 8)
+        for run, reference in run_beside_reference(
+            cls(0.01, beta_2=0.8), params, gradients, dtype=dtype
+        ):
+            assert_same_state(run, reference, atol=tolerance, rtol=tolerance)
+
+
 @tensorflow_only
 def test_an_empty_variable_in_turn(in_turn):
     params = {"empty": np.ones((0, 3)), "full": np.ones((2, 3))}
