@@ -11,8 +11,7 @@ interquartile range; milliseconds stand beside it. The record is a JSON file.
 
 Modes. TensorFlow: `eager` (optimizer.apply), `graph` (inside a plain tf.function), `xla` (inside a
 tf.function with jit_compile=True). JAX: `jit` (a jitted stateless_apply that donates its
-buffers).
-torch: `eager`.
+buffers). torch: `eager`.
 """
 
 import argparse

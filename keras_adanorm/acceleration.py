@@ -18,7 +18,8 @@ import keras
 from keras import ops
 
 from keras_adanorm import precision
-from keras_adanorm.l2_norm import has_accelerator, is_compiled_by_xla, l2_norm
+from keras_adanorm.execution import has_accelerator, is_compiled_by_xla
+from keras_adanorm.l2_norm import l2_norm
 from keras_adanorm.step import Step
 
 # From this many elements on, one pass over memory soon saves the time that a compilation takes.
@@ -114,13 +115,12 @@ def update_in_turn(optimizer, gradients, variables, learning_rate):
         if is_large and last is not None:
             step.begin_after(_one_after(last, never, step.dtype))
         optimizer.update_step(step.gradient, step, learning_rate)
-        if is_large:
-            last = variable
         for name in step.kept:
             if is_large:  # after the variable, whose update needs what the state held
-                step.begin_after(_one_after(last, never, step.dtype))
+                step.begin_after(_one_after(variable, never, step.dtype))
             step.store(name, step.gradient)
-            last = step.read(name) if is_large else last
+        if is_large:
+            last = step.read(step.kept[-1]) if step.kept else variable
 
 
 def _one_after(value, never, dtype):

@@ -5,6 +5,7 @@ import numpy as np
 from keras import ops
 
 from keras_adanorm import precision
+from keras_adanorm.execution import has_accelerator, is_compiled_by_xla
 
 # XLA on a CPU adds up a vector with more elements than this by another, slower way.
 _SHORT = 32
@@ -87,29 +88,3 @@ def _sum_in_blocks(squares):
             # Without `abs`, which changes nothing, XLA joins this sum with the next.
             squares = ops.abs(ops.sum(ops.reshape(squares, (-1, block)), axis=1))
     return ops.sum(squares)
-
-
-def has_accelerator():
-    """Whether there is one: it adds up fast by itself, but waits where it has to branch."""
-    if keras.backend.backend() == "jax":
-        import jax
-
-        return jax.default_backend() != "cpu"
-    if keras.backend.backend() == "tensorflow":
-        import tensorflow as tf
-
-        return any(device.device_type != "CPU" for device in tf.config.list_logical_devices())
-    return False
-
-
-def is_compiled_by_xla():
-    """Whether TensorFlow is recording for XLA, as part of one program. Only speed depends on it."""
-    import tensorflow as tf
-
-    try:
-        from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
-    except ImportError:
-        return False
-    return not tf.executing_eagerly() and GraphOrParentsInXlaContext(
-        tf.compat.v1.get_default_graph()
-    )

@@ -108,11 +108,13 @@ class ListStep(Step):
         return self._norms
 
     def in_parts(self, size):
-        """Steps of parts of the only variable, of at most `size` elements, all with its norm."""
+        """This step, or the steps of a large variable's parts of `size` elements, with its norm."""
+        if len(self._variables) > 1 or self._variables[0].numel() <= size:
+            return [self]
         scalars = {name: self._state[name] for name in self._optimizer.scalar_slots}
         names = [name for name in self._state if name not in scalars]
         whole = [self._variables[0], *(self._state[name][0] for name in names)]
-        if whole[0].numel() <= size or not all(tensor.is_contiguous() for tensor in whole):
+        if not all(tensor.is_contiguous() for tensor in whole):
             return [self]
         whole.insert(0, self.gradient.tensors[0])
         steps = []
@@ -167,8 +169,7 @@ def update_in_groups(optimizer, gradients, variables, learning_rate):
             optimizer.iterations,
             {name: [slots[name][indices[i]].value for i in group] for name in slots},
         )
-        parts = step.in_parts(_group_size(tensors[group[0]])) if len(group) == 1 else [step]
-        for part in parts:
+        for part in step.in_parts(_group_size(tensors[group[0]])):
             optimizer.update_step(part.gradient, part, learning_rate)
 
 

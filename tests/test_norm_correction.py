@@ -200,6 +200,12 @@ def test_l2_norm_of_any_rank_and_dtype(shape, dtype):
         assert to_numpy(norm) == pytest.approx(expected, rel=4 * float(np.finfo(wide).eps))
 
 
+def test_a_norm_that_is_known_is_not_computed():
+    s, e = correct_norm(tensor([3.0, 4.0]), tensor(25.0), gamma=0.5, norm=tensor(10.0))
+    np.testing.assert_allclose(to_numpy(e), 17.5)
+    np.testing.assert_allclose(to_numpy(s), [5.25, 7.0])
+
+
 @pytest.mark.parametrize(
     ("dtype", "size"), [(dtype, size) for dtype in EXTREMES for size in EXTREMES[dtype]]
 )
