@@ -2,7 +2,8 @@
 
 - TensorFlow: the update of one variable is a `tf.function` that all variables of a shape share,
   compiled by XLA if the variable is large: few passes over memory in the place of a dozen, at the
-  cost of one compilation per shape. For eager calls, one more `tf.function` holds them all.
+  cost of one compilation per shape. Small variables of one shape are updated as one tensor, see
+  `tensor_stack`. For eager calls, one more `tf.function` holds them all.
 - A step that XLA compiles as a whole for a processor: the variables are updated in turn, so that
   what the operations of one share stays in the cache.
 - torch: the update runs on lists of tensors, see `tensor_list`.
@@ -110,13 +111,15 @@ def update_in_turn(optimizer, gradients, variables, learning_rate):
     never = ops.less(precision.as_tensor(optimizer.iterations), 0)
     last = None
     for gradient, variable in zip(gradients, variables, strict=True):
-        is_large = math.prod(variable.shape) >= IN_TURN_MINIMUM_SIZE
+        size = math.prod(variable.shape)
+        is_large = size >= IN_TURN_MINIMUM_SIZE
         step = optimizer.begin_step(gradient, variable, learning_rate, KeepingStep)
         if is_large and last is not None:
             step.begin_after(_one_after(last, never, step.dtype))
         optimizer.update_step(step.gradient, step, learning_rate)
         for name in step.kept:
-            if is_large:  # after the variable, whose update needs what the state held
+            # After the variable, whose update needs what the state held; else XLA would copy it.
+            if size > 0:
                 step.begin_after(_one_after(variable, never, step.dtype))
             step.store(name, step.gradient)
         if is_large:
@@ -190,13 +193,25 @@ class TensorFlowUpdate:
         self._all_variables[key](gradients, learning_rate, iterations)
 
     def _update(self, gradients, variables, learning_rate, iterations):
-        for gradient, variable in zip(gradients, variables, strict=True):
-            index = self._optimizer._get_variable_index(variable)
-            state = {name: slots[index].value for name, slots in self._optimizer._slots.items()}
-            function, kept = self._function(variable, gradient)
-            function(gradient, variable, learning_rate, iterations, state)
-            for name in kept:  # no copy: the state and the gradient share their memory
-                self._optimizer.assign(state[name], gradient)
+        from keras_adanorm.tensor_stack import StackedStep, stacks
+
+        slots = self._optimizer._slots
+        indices = [self._optimizer._get_variable_index(variable) for variable in variables]
+        for stack in stacks(gradients, variables, XLA_MINIMUM_SIZE):
+            states = {name: [slots[name][indices[i]].value for i in stack] for name in slots}
+            grads, vars_ = [gradients[i] for i in stack], [variables[i] for i in stack]
+            if len(stack) == 1:
+                single = {name: state for name, (state,) in states.items()}
+                self._update_one(*grads, *vars_, learning_rate, iterations, single)
+            else:
+                step = StackedStep(self._optimizer, grads, vars_, learning_rate, iterations, states)
+                self._optimizer.update_step(step.gradient, step, learning_rate)
+
+    def _update_one(self, gradient, variable, learning_rate, iterations, state):
+        function, kept = self._function(variable, gradient)
+        function(gradient, variable, learning_rate, iterations, state)
+        for name in kept:  # no copy: the state and the gradient share their memory
+            self._optimizer.assign(state[name], gradient)
 
     def _function(self, variable, gradient):
         import tensorflow as tf

@@ -44,6 +44,11 @@ def l2_norm(tensor, one=None):
     return _jax_cond(safe, lambda: ops.sqrt(squared_norm), lambda: _scaled_norm(flat))
 
 
+def l2_norms_of_rows(matrix):
+    """The L2 norm of each row of a float32 matrix as `l2_norm` takes it (TensorFlow only)."""
+    return _narrow_root(ops.sum(ops.square(ops.cast(matrix, "float64")), axis=1))
+
+
 def _jax_cond(predicate, if_true, if_false):
     import jax
 
@@ -58,10 +63,15 @@ def _wide_norm(flat, one):
     if one is not None:
         squares = squares * ops.cast(one, "float64")
     in_blocks = is_compiled_by_xla() and not has_accelerator()
-    norm = ops.sqrt(_sum_in_blocks(squares) if in_blocks else ops.sum(squares))
-    largest = precision.largest(flat.dtype)
+    return _narrow_root(_sum_in_blocks(squares) if in_blocks else ops.sum(squares))
+
+
+def _narrow_root(squared_norm):
+    """The root of a float64 tensor as float32, a finite one held at the largest number there."""
+    norm = ops.sqrt(squared_norm)
+    largest = precision.largest("float32")
     norm = ops.where(ops.isfinite(norm), precision.minimum(norm, largest), norm)
-    return ops.cast(norm, flat.dtype)
+    return ops.cast(norm, "float32")
 
 
 def _scaled_norm(flat):

@@ -68,8 +68,11 @@ class Step:
 
     def descend(self, delta):
         """Takes `delta` off the variable."""
-        if keras.backend.standardize_dtype(self._variable.dtype) == self.dtype:
-            self._optimizer.assign_sub(self._variable, delta)
+        self._take_off(self._variable, delta)
+
+    def _take_off(self, variable, delta):
+        if keras.backend.standardize_dtype(variable.dtype) == self.dtype:
+            self._optimizer.assign_sub(variable, delta)
         else:  # one rounding, of the new weight
-            variable = ops.cast(precision.as_tensor(self._variable), self.dtype)
-            self._optimizer.assign(self._variable, variable - delta)
+            weight = ops.cast(precision.as_tensor(variable), self.dtype)
+            self._optimizer.assign(variable, weight - delta)
