@@ -24,7 +24,7 @@ from keras_adanorm.l2_norm import l2_norm
 from keras_adanorm.step import Step
 
 # From this many elements on, one pass over memory soon saves the time that a compilation takes.
-XLA_MINIMUM_SIZE = 2**16
+XLA_MINIMUM_SIZE = 2**13
 # Smaller variables stay in the cache in any order, and may as well be updated side by side.
 IN_TURN_MINIMUM_SIZE = 2**18
 
@@ -123,7 +123,7 @@ def update_in_turn(optimizer, gradients, variables, learning_rate):
                 step.begin_after(_one_after(variable, never, step.dtype))
             step.store(name, step.gradient)
         if is_large:
-            last = step.read(step.kept[-1]) if step.kept else variable
+            last = variable
 
 
 def _one_after(value, never, dtype):

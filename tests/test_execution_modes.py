@@ -1,5 +1,8 @@
 """Eager, graph and XLA agree; nothing is traced twice; an update keeps no state in Python."""
 
+import math
+import re
+
 import keras
 import numpy as np
 import pytest
@@ -7,6 +10,7 @@ import pytest
 from keras_adanorm import AdaBelief, AdamNorm, DiffGradNorm, RadamNorm, acceleration
 from tests.optimizers import (
     BACKEND,
+    CLASSES,
     MODES,
     Run,
     assert_bitwise_equal,
@@ -117,6 +121,44 @@ def test_gamma_zero_in_turn_is_the_plain_optimizer_bit_for_bit(norm_cls, plain_c
     plain = run_through(plain_cls(**arguments), gradients, mode=MODES[-1])
     assert_bitwise_equal(norm, plain)
     assert in_turn
+
+
+# Tensors of the variable's size that a jitted update reads or writes; of Adam's it is 10: the three
+# loops of momentum, velocity and weight read 2, 2 and 3 and write one each. The norm reads one
+# more; AdaBelief's velocity the momentum; DiffGrad's weight two gradients, and it writes one.
+TENSORS = {
+    "Adam": 10,
+    "AdamNorm": 11,
+    "RadamNorm": 11,
+    "AdaBeliefNorm": 12,
+    "DiffGradNorm": 15,
+    "Radam": 10,
+    "AdaBelief": 11,
+    "DiffGrad": 14,
+}
+
+
+@pytest.mark.skipif(BACKEND != "jax", reason="needs JAX to show what it compiled")
+@pytest.mark.parametrize("cls", [keras.optimizers.Adam, *CLASSES], ids=lambda c: c.__name__)
+def test_tensors_through_memory(cls):
+    import jax
+
+    shape, elements = (2**9, 2**10), 2**19
+    optimizer = cls()
+    variables = Run(optimizer, {"w": np.ones(shape)}).variables
+    state, values = ([v.value for v in found] for found in (optimizer.variables, variables))
+    step = jax.jit(lambda w, s, g: optimizer.stateless_apply(s, g, w), donate_argnums=(0, 1))
+    hlo = step.lower(values, state, values).compile().as_text()
+    whole, loops = set(), []
+    instruction = re.compile(r"(%\S+) = f32\[([\d,]*)\]\S* ([\w-]+)\(([^)]*)\)")
+    for name, dims, kind, operands in instruction.findall(hlo[hlo.index("\nENTRY") :]):
+        read = whole.intersection(re.findall(r"%[\w.-]+", operands))
+        if math.prod(map(int, filter(None, dims.split(",")))) == elements:
+            whole.add(name)
+        if kind not in ("parameter", "bitcast"):
+            loops.append(len(read) + (name in whole))
+    one_element_of_the_weight = "DiffGrad" in cls.__name__
+    assert sum(loops) - one_element_of_the_weight <= TENSORS[cls.__name__], hlo
 
 
 @pytest.fixture
