@@ -194,21 +194,29 @@ class TensorFlowUpdate:
         self._all_variables[key](gradients, learning_rate, iterations)
 
     def _update(self, gradients, variables, learning_rate, iterations):
-        from keras_adanorm.tensor_stack import StackedStep, stacks
+        from keras_adanorm.tensor_stack import stacks
 
         slots = self._optimizer._slots
         indices = [self._optimizer._get_variable_index(variable) for variable in variables]
         for stack in stacks(gradients, variables, XLA_MINIMUM_SIZE):
-            states = {name: [slots[name][indices[i]].value for i in stack] for name in slots}
-            grads, vars_ = [gradients[i] for i in stack], [variables[i] for i in stack]
-            if len(stack) == 1:
-                single = {name: state for name, (state,) in states.items()}
-                self._update_one(*grads, *vars_, learning_rate, iterations, single)
-            else:
-                step = StackedStep(self._optimizer, grads, vars_, learning_rate, iterations, states)
-                self._optimizer.update_step(step.gradient, step, learning_rate)
+            update = self._update_one if len(stack) == 1 else self._update_together
+            update(
+                [gradients[i] for i in stack],
+                [variables[i] for i in stack],
+                learning_rate,
+                iterations,
+                {name: [slots[name][indices[i]].value for i in stack] for name in slots},
+            )
 
-    def _update_one(self, gradient, variable, learning_rate, iterations, state):
+    def _update_together(self, gradients, variables, learning_rate, iterations, states):
+        from keras_adanorm.tensor_stack import StackedStep
+
+        step = StackedStep(self._optimizer, gradients, variables, learning_rate, iterations, states)
+        self._optimizer.update_step(step.gradient, step, learning_rate)
+
+    def _update_one(self, gradients, variables, learning_rate, iterations, states):
+        (gradient,), (variable,) = gradients, variables
+        state = {name: of_one for name, (of_one,) in states.items()}
         function, kept = self._function(variable, gradient)
         function(gradient, variable, learning_rate, iterations, state)
         for name in kept:  # no copy: the state and the gradient share their memory

@@ -307,7 +307,9 @@ def test_nothing_is_traced_after_the_first_step(cls, monkeypatch):
         run.step(grads)
     run.optimizer.iterations.assign(1_000_000)
     run.step(gradients[0])
-    assert 0 < len(calls) == traced <= len(SHAPES)
+    # On TensorFlow, variables of one shape share what is traced.
+    once = len(set(SHAPES.values())) if BACKEND == "tensorflow" else len(SHAPES)
+    assert len(calls) == traced == once
 
 
 @every_mode
