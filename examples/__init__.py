@@ -1,1 +1,1 @@
-"""Runnable examples: the paper's models, data and training recipe."""
+"""Runnable examples: train a network, draw a run, loops to copy; a study and benchmarks."""

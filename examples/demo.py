@@ -18,10 +18,10 @@ import sys
 
 import numpy as np
 
-from examples import intervals
-from examples.checks import check_integer
-from examples.command_line import Parser, complain
-from examples.drawing import INK, PLAIN, QUIET, STYLE, VARIANT, mean_and_range
+from examples.study import intervals
+from examples.study.drawing import INK, PLAIN, QUIET, STYLE, VARIANT, mean_and_range
+from examples.training.checks import check_integer
+from examples.training.command_line import Parser, complain
 
 PROGRAM = "python -m examples.demo"
 PAIRS = {
@@ -78,7 +78,7 @@ def train(name, seeds, epochs, verbose):
     import keras
 
     import keras_adanorm
-    from examples import data, models
+    from examples.training import data, models
 
     plain = name in PAIRS
     library = keras.optimizers if name == "Adam" else keras_adanorm

@@ -6,7 +6,7 @@ python -m examples.plot_run runs/NAME/record.json curves.png
 import argparse
 import pathlib
 
-from examples import records
+from examples.training import records
 
 
 def draw(record, path):

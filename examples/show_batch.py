@@ -9,14 +9,14 @@ import argparse
 
 import numpy as np
 
-from examples import data
+from examples.training import data
 
 
 def draw(dataset, epoch=0):
     """A figure of the first batch of an epoch.
 
     Args:
-        dataset: `examples.data.Data`.
+        dataset: `examples.training.data.Data`.
         epoch: integer, counted from 0.
 
     Returns:

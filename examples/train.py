@@ -29,8 +29,8 @@ import pathlib
 import re
 import sys
 
-from examples.command_line import DefaultsHelp, Parser, complain
-from examples.recipes import JIT_COMPILE, MONITOR, PRECISIONS, Settings, UsageError
+from examples.training.command_line import DefaultsHelp, Parser, complain
+from examples.training.recipes import JIT_COMPILE, MONITOR, PRECISIONS, Settings, UsageError
 
 PROGRAM = "python -m examples.train"
 _TYPE = r"(?i)(an? )?(float|int|integer|bool|boolean|string|positive|one of)\b"
@@ -158,7 +158,7 @@ def optimizer_options(parser, name):
     """Adds the arguments that the named optimizer's signature has, and returns their names."""
     import keras
 
-    from examples.recipes import optimizer_arguments, optimizer_classes
+    from examples.training.recipes import optimizer_arguments, optimizer_classes
 
     classes = optimizer_classes()
     if name not in classes:
@@ -286,7 +286,7 @@ def main(arguments=None):
     """Runs the command line and returns its exit status."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     settings, options = parse(arguments)
-    from examples import run
+    from examples.training import run
 
     verbose = options.verbose
     if verbose == "auto":

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from tests.optimizers import every_class, every_norm_class
+from tests.support.optimizers import every_class, every_norm_class
 
 NAN, INF = float("nan"), float("inf")
 DECAYS = (1, 1.0, -0.1, 2, NAN, INF, None, "0.9", True)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from numpy.lib.stride_tricks import sliding_window_view
 
-from tests.coverage_table import SETUPS, make
-from tests.optimizers import BACKEND, to_numpy
-from tests.reference import Reference, norm_correction
+from tests.support.coverage_table import SETUPS, make
+from tests.support.optimizers import BACKEND, to_numpy
+from tests.support.reference import Reference, norm_correction
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation")
 LEARNING_RATE, EPOCHS, BATCH = 0.05, 6, 6

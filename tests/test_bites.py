@@ -20,7 +20,7 @@ from keras_adanorm import (
 )
 from keras_adanorm.base import AdaptiveOptimizer, NormCorrection
 from keras_adanorm.step import Step
-from tests.optimizers import (
+from tests.support.optimizers import (
     BACKEND,
     NORM_CLASSES,
     Run,

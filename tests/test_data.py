@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from examples import data, data_speed, models, show_batch
-from examples.augment import epoch_plan, normalise, shift_and_flip
+from examples import show_batch
+from examples.benchmarks import data_speed
+from examples.training import data, models
+from examples.training.augmentation import epoch_plan, normalise, shift_and_flip
 
 MEAN, STD = np.array([0.4914, 0.4822, 0.4465]), np.array([0.2023, 0.1994, 0.2010])
 

@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 import tensorflow_datasets as tfds
 
-from examples import data
-from examples.tiny_imagenet import URL, TinyImagenet, read_folder
+from examples.training import data
+from examples.training.tiny_imagenet import URL, TinyImagenet, read_folder
 
 MEAN, STD = np.array([0.4914, 0.4822, 0.4465]), np.array([0.2023, 0.1994, 0.2010])
 

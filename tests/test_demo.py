@@ -5,8 +5,9 @@ import sys
 import numpy as np
 import pytest
 
-from examples import data, demo, models
-from tests.command_line import assert_refused
+from examples import demo
+from examples.training import data, models
+from tests.support.command_line import assert_refused
 
 
 def some_runs(seeds=3, epochs=4, **shifts):

@@ -5,9 +5,9 @@ import re
 
 import pytest
 
-from tests import coverage_table
-from tests.child import ROOT
-from tests.optimizers import BACKEND, CLASSES
+from tests.support import coverage_table
+from tests.support.child import ROOT
+from tests.support.optimizers import BACKEND, CLASSES
 
 pytestmark = pytest.mark.skipif(BACKEND != "tensorflow", reason="the same on all backends")
 
@@ -32,7 +32,7 @@ def test_the_table_is_what_the_tests_run():
 def test_what_is_shown_was_run():
     blocks = re.findall(r"```(\w+)\n(.*?)```", TEXT, flags=re.DOTALL)
     assert [language for language, _ in blocks] == ["python", "console"]
-    sources = ("tests/jax_devices.py", "examples/loops/jax_many_machines.py")
+    sources = ("tests/support/jax_devices.py", "examples/loops/jax_many_machines.py")
     for (_, block), path in zip(blocks, sources, strict=True):
         source = (ROOT / path).read_text(encoding="utf-8")
         lines = {line.strip().removeprefix("return ") for line in source.splitlines()}

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from tests.child import run_module
-from tests.coverage_table import SETUPS
-from tests.optimizers import BACKEND
+from tests.support.child import run_module
+from tests.support.coverage_table import SETUPS
+from tests.support.optimizers import BACKEND
 
 pytestmark = pytest.mark.skipif(BACKEND != "tensorflow", reason="needs TensorFlow")
 
@@ -15,9 +15,9 @@ CLOSE = dict(rtol=2e-6, atol=3e-7)  # a few roundings of float32
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """What `tests.mirrored` wrote, a function of its name: weights and the optimizer's state."""
+    """What `tests.support.mirrored` wrote, by its name: weights and the optimizer's state."""
     folder = tmp_path_factory.mktemp("mirrored")
-    run_module("tests.mirrored", folder)
+    run_module("tests.support.mirrored", folder)
 
     def load(name):
         with np.load(folder / f"{name}.npz") as file:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from keras_adanorm import AdaBelief, AdaBeliefNorm, AdamNorm, Radam, RadamNorm
-from tests.golden_data import (
+from tests.support.golden_data import (
     FLOAT32_TOLERANCE,
     FLOAT64_TOLERANCE,
     SETTINGS,
@@ -14,7 +14,7 @@ from tests.golden_data import (
     Golden,
     official_arguments,
 )
-from tests.optimizers import (
+from tests.support.optimizers import (
     NORM_CLASSES,
     Run,
     algorithm,
@@ -25,7 +25,7 @@ from tests.optimizers import (
     run_beside_reference,
     swinging_gradients,
 )
-from tests.reference import Reference
+from tests.support.reference import Reference
 
 TOLERANCES = {"float64": FLOAT64_TOLERANCE, "float32": FLOAT32_TOLERANCE}
 # A moment that is carried through 30 steps in float32 is off by a few units in the last place.

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from keras_adanorm import AdaBelief, AdamNorm, DiffGradNorm, RadamNorm, acceleration
-from tests.optimizers import (
+from tests.support.optimizers import (
     BACKEND,
     CLASSES,
     MODES,

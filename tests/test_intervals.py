@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from examples import intervals
+from examples.study import intervals
 
 IMAGE = 1 / 360
 

@@ -6,9 +6,9 @@ import socket
 import numpy as np
 import pytest
 
-from tests.child import ROOT, output, run_module, start
-from tests.coverage_table import SETUPS
-from tests.optimizers import BACKEND
+from tests.support.child import ROOT, output, run_module, start
+from tests.support.coverage_table import SETUPS
+from tests.support.optimizers import BACKEND
 
 pytestmark = [
     pytest.mark.skipif(BACKEND != "jax", reason="needs JAX"),
@@ -20,11 +20,11 @@ CLOSE = dict(rtol=2e-6, atol=3e-7)  # a few roundings of float32
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """What `tests.jax_devices` wrote, a function of its name: arrays by name."""
+    """What `tests.support.jax_devices` wrote, a function of its name: arrays by name."""
     folder = tmp_path_factory.mktemp("devices")
     # Compiled quickly, and not for speed.
     flags = "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"
-    run_module("tests.jax_devices", folder, XLA_FLAGS=flags)
+    run_module("tests.support.jax_devices", folder, XLA_FLAGS=flags)
 
     def load(name):
         with np.load(folder / f"{name}.npz") as file:

@@ -18,7 +18,7 @@ import pytest
 from keras import ops
 
 import keras_adanorm
-from tests.optimizers import (
+from tests.support.optimizers import (
     BACKEND,
     CLASSES,
     NORM_CLASSES,
@@ -30,7 +30,7 @@ from tests.optimizers import (
     tensorflow_only,
     to_numpy,
 )
-from tests.reference import Reference
+from tests.support.reference import Reference
 
 LR = 0.1
 LOOPS = {"tensorflow": ("eager", "graph"), "jax": ("jit",), "torch": ("eager",)}[BACKEND]

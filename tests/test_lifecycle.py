@@ -9,8 +9,8 @@ import keras
 import numpy as np
 import pytest
 
-from tests.coverage_table import make
-from tests.optimizers import BACKEND, to_numpy
+from tests.support.coverage_table import make
+from tests.support.optimizers import BACKEND, to_numpy
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation")
 # JAX compiles each anew.

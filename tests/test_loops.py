@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from keras_adanorm import AdamNorm
-from tests.child import ROOT
-from tests.optimizers import BACKEND, to_numpy
+from tests.support.child import ROOT
+from tests.support.optimizers import BACKEND, to_numpy
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation")
 PREFIX = {"tensorflow": "tf", "jax": "jax", "torch": "torch"}[BACKEND]

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from examples import models
+from examples.training import models
 
 # Trainable parameters in the CIFAR form, by number of classes.
 PARAMETERS = {

@@ -9,8 +9,8 @@ import pytest
 
 from keras_adanorm import correct_norm
 from keras_adanorm.l2_norm import l2_norm
-from tests.optimizers import BACKEND, floatx, tensorflow_only, to_numpy
-from tests.reference import norm_correction
+from tests.support.optimizers import BACKEND, floatx, tensorflow_only, to_numpy
+from tests.support.reference import norm_correction
 
 SHAPES = ((), (1,), (7,), (3, 4), (2, 3, 2), (2, 1, 3, 2), (2, 1, 2, 1, 3))
 DTYPES = ("float16", "bfloat16", "float32", "float64")

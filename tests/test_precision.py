@@ -8,8 +8,8 @@ import pytest
 from sklearn.datasets import load_digits
 
 from keras_adanorm import AdaNorm
-from tests.coverage_table import PRECISIONS, SETUPS, make
-from tests.optimizers import BACKEND, to_numpy
+from tests.support.coverage_table import PRECISIONS, SETUPS, make
+from tests.support.optimizers import BACKEND, to_numpy
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation")
 EPOCHS, BATCH, TRAINING = 12, 300, 1200

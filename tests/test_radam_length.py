@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from keras_adanorm.radam import simple_average_length
-from tests.optimizers import floatx, to_numpy
-from tests.reference import rho
+from tests.support.optimizers import floatx, to_numpy
+from tests.support.reference import rho
 
 BETAS = (0.9, 0.95, 0.98, 0.99, 0.995, 0.999, 0.9995, 0.9999, 0.99999)
 EXTREME_BETAS = (1e-300, 0.1, 0.5, 2 / 3, 0.7, 1 - 1e-7, 1 - 1e-12, 1 - 2.0**-53)

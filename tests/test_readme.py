@@ -7,8 +7,8 @@ import keras
 import numpy as np
 import pytest
 
-from examples import report
-from tests.reference import norm_correction
+from examples.study import report
+from tests.support.reference import norm_correction
 
 README = (pathlib.Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)

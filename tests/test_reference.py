@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from tests.golden_data import (
+from tests.support.golden_data import (
     FLOAT32_TOLERANCE,
     FLOAT64_TOLERANCE,
     STEPS,
@@ -15,7 +15,7 @@ from tests.golden_data import (
     all_goldens,
     official_arguments,
 )
-from tests.reference import ALGORITHMS, Reference, norm_correction, one_minus_power, rho
+from tests.support.reference import ALGORITHMS, Reference, norm_correction, one_minus_power, rho
 
 NORM_ALGORITHMS = tuple(name for name in ALGORITHMS if name.endswith("norm"))
 GOLDENS = list(all_goldens())

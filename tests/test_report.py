@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from examples import experiments, figures, paper, report, simulation
-from examples.experiments import SCALES, TABLES
-from tests import made_records
+from examples.study import experiments, figures, paper, report, simulation
+from examples.study.experiments import SCALES, TABLES
+from tests.support import made_records
 
 # Accuracies of five seeds, which all arms share.
 LUCK = (0.50, 0.53, 0.51, 0.55, 0.52)

@@ -9,10 +9,11 @@ import time
 
 import pytest
 
-from examples import callbacks, claims, experiments, paper, reproduce, run, series, simulation
-from examples.experiments import SCALES, TABLES
-from tests import child, made_records
-from tests.command_line import assert_refused
+from examples.study import claims, experiments, paper, reproduce, series, simulation
+from examples.study.experiments import SCALES, TABLES
+from examples.training import callbacks, run
+from tests.support import child, made_records
+from tests.support.command_line import assert_refused
 
 LONG_AGO = 1_000_000_000
 
@@ -190,7 +191,7 @@ def test_a_diverged_run_is_kept_as_failed_and_the_series_goes_on(work, trained):
 def test_a_killed_series_goes_on_where_it_stopped(tmp_path):
     """A process is killed in the second epoch of its second run; another one takes over."""
     arguments = ["--scale", "smoke", "--folder", str(tmp_path), "--seeds", "1", "--only", "Radam"]
-    killed = child.start(["-m", "examples.reproduce", "table1", *arguments])
+    killed = child.start(["-m", "examples.study.reproduce", "table1", *arguments])
     first, second = smoke(seeds=1)[4:6]
     work = series.Series(tmp_path)
     try:
@@ -356,7 +357,7 @@ def test_dry_run_tells_states_and_time(tmp_path, trained, capsys):
     assert "done    smoke/digits-cnn/AdamNorm-seed1\n" in told
     assert "open    smoke/digits-cnn/AdamNorm-batch128-seed1\n" in told
     assert "12 runs: 2 done, 2 failed, 1 claimed, 7 open" in told
-    # 11,680 multiply-adds an image (see examples.cost), 320 images, 2 epochs, 8 runs, 1e8 a second.
+    # 11,680 multiply-adds an image (see study/cost.py), 320 images, 2 epochs, 8 runs, 1e8 a second.
     seconds = 3 * 11_680 * 320 * 2 * 8 / 1e8
     assert f"8 runs like none that is done: {seconds:.0f} s computed, not measured" in told
     assert "median" not in told
@@ -386,7 +387,7 @@ def test_time_is_that_of_runs_of_the_same_size(tmp_path, trained, capsys):
     ],
 )
 def test_mistakes_are_one_line(arguments, complaint, capsys):
-    assert_refused(reproduce.main, arguments, capsys, "examples.reproduce", complaint)
+    assert_refused(reproduce.main, arguments, capsys, "examples.study.reproduce", complaint)
 
 
 @pytest.mark.parametrize(

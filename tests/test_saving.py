@@ -12,7 +12,7 @@ import keras
 import numpy as np
 import pytest
 
-from tests.make_saved import (
+from tests.support.make_saved import (
     EXPECTED,
     SAVED,
     STEPS,
@@ -23,7 +23,7 @@ from tests.make_saved import (
     train,
     weights,
 )
-from tests.optimizers import (
+from tests.support.optimizers import (
     BACKEND,
     CLASSES,
     NORM_CLASSES,
@@ -141,8 +141,8 @@ def test_fresh_process_trains_on_bit_for_bit(tmp_path):
         """
         import sys, pathlib, keras, numpy as np
         import keras_adanorm
-        from tests.make_saved import STEPS, train
-        from tests.optimizers import to_numpy
+        from tests.support.make_saved import STEPS, train
+        from tests.support.optimizers import to_numpy
 
         for path in pathlib.Path(sys.argv[1]).glob("*.keras"):
             model = train(keras.models.load_model(path), STEPS, 2 * STEPS)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import keras_adanorm
-from examples import figures, simulation
+from examples.study import figures, simulation
 
 SHORT = {
     "alpha": 0.1,

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from examples import run
-from examples.recipes import Settings
+from examples.training import run
+from examples.training.recipes import Settings
 
 
 @pytest.mark.parametrize("model", ["vgg16", "resnet18", "resnet50"])

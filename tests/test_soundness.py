@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from keras_adanorm import AdamNorm, DiffGrad
-from tests.optimizers import (
+from tests.support.optimizers import (
     CLASSES,
     MODES,
     NORM_CLASSES,
@@ -19,7 +19,7 @@ from tests.optimizers import (
     swinging_gradients,
     to_numpy,
 )
-from tests.reference import Reference
+from tests.support.reference import Reference
 
 HALF = ("float16", "bfloat16")
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from keras_adanorm import AdamNorm
-from tests.optimizers import BACKEND, CLASSES, Run, assert_bitwise_equal
+from tests.support.optimizers import BACKEND, CLASSES, Run, assert_bitwise_equal
 
 if BACKEND != "tensorflow":
     pytest.skip("only TensorFlow has sparse gradients in Keras", allow_module_level=True)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from examples import step_time, step_time_tables
+from examples.benchmarks import step_time, step_time_tables
 
 
 def ratio(value):

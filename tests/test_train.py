@@ -18,10 +18,11 @@ import keras
 import numpy as np
 import pytest
 
-from examples import checkpoint, data, models, recipes, records, run, train
-from examples.callbacks import RunError
-from examples.recipes import Settings, UsageError
-from tests.tiny import TINY as BASE
+from examples import train
+from examples.training import checkpoint, data, models, recipes, records, run
+from examples.training.callbacks import RunError
+from examples.training.recipes import Settings, UsageError
+from tests.support.tiny import TINY as BASE
 
 ROOT = pathlib.Path(__file__).parents[1]
 TINY = BASE | dict(width=8, epochs=3, learning_rate=0.01)
@@ -153,7 +154,8 @@ def test_a_killed_run_ends_as_an_unbroken_one(tmp_path):
     # From inside, when a checkpoint is written but not under its name yet.
     process = start(
         code="import os, signal\n"
-        "from examples import records, train\n"
+        "from examples import train\n"
+        "from examples.training import records\n"
         "settle = records.settle\n"
         "def die(old, new):\n"
         "    if new.suffix == '.keras': os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -470,7 +472,8 @@ def test_two_devices(finished, tmp_path):
         "cpu = tf.config.list_physical_devices('CPU')[0]\n"
         "two = [tf.config.LogicalDeviceConfiguration()] * 2\n"
         "tf.config.set_logical_device_configuration(cpu, two)\n"
-        "from examples import records, run, train\n"
+        "from examples import train\n"
+        "from examples.training import records, run\n"
         "strategies = []\n"
         "build = run._build\n"
         "def spy(*args):\n"

@@ -14,13 +14,13 @@ import keras_tuner
 import pytest
 import scipy.optimize
 
-from examples import records, run
 from examples import train as train_program
-from examples.callbacks import RunError
-from examples.recipes import UsageError
-from tests import tuning_fakes
-from tests.command_line import assert_refused
-from tests.tuning_fakes import FakeTrain, accuracy, tiny
+from examples.training import records, run
+from examples.training.callbacks import RunError
+from examples.training.recipes import UsageError
+from tests.support import tuning_fakes
+from tests.support.command_line import assert_refused
+from tests.support.tuning_fakes import FakeTrain, accuracy, tiny
 from tuning import compare, oracles, report, search, tables
 from tuning.hypermodel import OBJECTIVES
 from tuning.search import Plan

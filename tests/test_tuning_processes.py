@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 
-from examples import run
+from examples.training import run
 
 ROOT = pathlib.Path(__file__).parents[1]
 TINY = (
@@ -80,8 +80,8 @@ def test_chief_and_two_workers(tmp_path):
     def code(before):
         return (
             "import pathlib, sys, time\n"
-            "from examples import run\n"
-            "from tests.tuning_fakes import FakeTrain\n"
+            "from examples.training import run\n"
+            "from tests.support.tuning_fakes import FakeTrain\n"
             "from tuning import search\n"
             "train = run.train = FakeTrain()\n"
             f"{before}\n"

@@ -8,9 +8,9 @@ import keras_tuner
 import numpy as np
 import pytest
 
-from examples import recipes
-from examples.recipes import UsageError
-from tests.tuning_fakes import tiny
+from examples.training import recipes
+from examples.training.recipes import UsageError
+from tests.support.tuning_fakes import tiny
 from tuning.hypermodel import ExampleHyperModel
 from tuning.space import CHOICES, ONE_MINUS_GAMMA, RANGES, OptimizerSpace
 

@@ -12,8 +12,15 @@ from keras import optimizers
 
 import keras_adanorm
 from keras_adanorm import AdamNorm, AdaNorm
-from tests.optimizers import BACKEND, Run, floatx, swinging_gradients, tensorflow_only, to_numpy
-from tests.reference import norm_correction
+from tests.support.optimizers import (
+    BACKEND,
+    Run,
+    floatx,
+    swinging_gradients,
+    tensorflow_only,
+    to_numpy,
+)
+from tests.support.reference import norm_correction
 
 # The learning rates suit a comparison of trajectories, not a training.
 INNER = {

@@ -22,10 +22,10 @@ import dataclasses
 import pathlib
 import sys
 
-from examples import intervals
-from examples.checks import check_integer
 from examples.demo import PAIRS
-from examples.recipes import UsageError
+from examples.study import intervals
+from examples.training.checks import check_integer
+from examples.training.recipes import UsageError
 from tuning import search
 
 PROGRAM = "python -m tuning.compare"
@@ -40,7 +40,7 @@ def compare(plans, seeds, directory, data_dir=None, verbose=0):
         plans: `{optimizer: Plan}`, the plain optimizer first.
         seeds: Positive integer, runs of each best setting.
         directory: Path of the folder that all folders lie in.
-        data_dir: Path that is handed to `examples.data.load`.
+        data_dir: Path that is handed to `examples.training.data.load`.
         verbose: 0, 1 or 2, as in `keras.Model.fit`.
 
     Returns:
@@ -48,7 +48,7 @@ def compare(plans, seeds, directory, data_dir=None, verbose=0):
     """
     import keras_tuner
 
-    from examples import run
+    from examples.training import run
     from tuning import report
     from tuning.hypermodel import OBJECTIVES
     from tuning.tuner import role

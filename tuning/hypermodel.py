@@ -6,7 +6,7 @@ import functools
 import keras
 import keras_tuner
 
-from examples import data, models, recipes
+from examples.training import data, models, recipes
 from tuning.space import OptimizerSpace
 
 # Of the last epoch: the best one was picked by looking, and a noisy curve has a better best one.
@@ -24,10 +24,10 @@ class ExampleHyperModel(keras_tuner.HyperModel):
     every execution has a seed of its own, a record, and goes on where it was stopped.
 
     Args:
-        settings: `examples.recipes.Settings`: model, data and recipe. Its optimizer gives way to
-            that of the space.
+        settings: `examples.training.recipes.Settings`: model, data and recipe. Its optimizer gives
+            way to that of the space.
         space: `OptimizerSpace`. Defaults to `None`: the usual one of the settings' optimizer.
-        data_dir: Path that is handed to `examples.data.load`. Defaults to `None`.
+        data_dir: Path that is handed to `examples.training.data.load`. Defaults to `None`.
 
     Example:
 

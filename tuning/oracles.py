@@ -14,7 +14,7 @@ import time
 import keras_tuner
 import numpy as np
 
-from examples import records
+from examples.training import records
 from tuning.space import rounded
 
 ENDED = ("COMPLETED", "FAILED")

@@ -3,8 +3,8 @@
 import hashlib
 import json
 
-from examples import records
-from examples.callbacks import RunError
+from examples.training import records
+from examples.training.callbacks import RunError
 
 IDENTITY = "search.json"
 

@@ -8,7 +8,7 @@ import csv
 import json
 import pathlib
 
-from examples import records, run
+from examples.training import records, run
 from tuning.hypermodel import OBJECTIVES
 from tuning.tuner import FAILED
 

@@ -33,9 +33,9 @@ import os
 import pathlib
 import sys
 
-from examples.checks import check_integer
-from examples.command_line import DefaultsHelp, Parser, complain
-from examples.recipes import Settings, UsageError
+from examples.training.checks import check_integer
+from examples.training.command_line import DefaultsHelp, Parser, complain
+from examples.training.recipes import Settings, UsageError
 
 PROGRAM = "python -m tuning.search"
 TUNERS = ("random", "bayesian", "hyperband", "grid")
@@ -47,7 +47,7 @@ class Plan:
     """Everything that decides what a search finds.
 
     Args:
-        settings: `examples.recipes.Settings` of the trials; its seed is that of the first
+        settings: `examples.training.recipes.Settings` of the trials; its seed is that of the first
             execution, and of the proposals.
         space: `tuning.space.OptimizerSpace`.
         tuner: One of `TUNERS`. Defaults to `"random"`.
@@ -129,7 +129,7 @@ def search(
         directory: Path of the folder that the search's own folder lies in.
         project_name: Name of the search's own folder. Defaults to `None`: one that follows from
             the plan.
-        data_dir: Path that is handed to `examples.data.load`.
+        data_dir: Path that is handed to `examples.training.data.load`.
         verbose: 0, 1 or 2, for each run as in `keras.Model.fit`.
         worker_timeout: Seconds until a silent worker's trial is handed on.
 
@@ -144,7 +144,7 @@ def search(
     """
     import keras_tuner
 
-    from examples import run
+    from examples.training import run
     from tuning import project, report
     from tuning.hypermodel import OBJECTIVES, ExampleHyperModel
     from tuning.tuner import ExampleTuner, role
@@ -383,7 +383,7 @@ def run_program(prog, action):
     try:
         import keras_tuner
 
-        from examples.callbacks import RunError
+        from examples.training.callbacks import RunError
 
         try:
             return action()

@@ -10,9 +10,9 @@ looks back over about `1 / (1 - gamma)` steps, and from 0.99 to 0.999 is as far 
 import dataclasses
 import math
 
-from examples import recipes
-from examples.checks import check_integer
-from examples.recipes import UsageError
+from examples.training import recipes
+from examples.training.checks import check_integer
+from examples.training.recipes import UsageError
 
 # Searched unless told otherwise, if the optimizer has them.
 USUAL = ("learning_rate", "gamma")
@@ -47,7 +47,7 @@ class OptimizerSpace:
     """The arguments of one optimizer that are searched; all others keep their defaults.
 
     Args:
-        optimizer: String, a name of `examples.recipes.optimizer_classes()`. Defaults to
+        optimizer: String, a name of `examples.training.recipes.optimizer_classes()`. Defaults to
             `"AdamNorm"`.
         tune: Sequence of names of `RANGES` and `CHOICES`. Defaults to `None`: those of `USUAL`
             that the optimizer has.

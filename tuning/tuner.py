@@ -14,9 +14,9 @@ import keras
 import keras_tuner
 import numpy as np
 
-from examples import records, run
-from examples.callbacks import RunError
-from examples.recipes import UsageError
+from examples.training import records, run
+from examples.training.callbacks import RunError
+from examples.training.recipes import UsageError
 from tuning import oracles
 
 ORACLES = {
@@ -31,7 +31,7 @@ _VARIABLES = ("KERASTUNER_TUNER_ID", "KERASTUNER_ORACLE_IP", "KERASTUNER_ORACLE_
 
 
 class ExampleTuner(keras_tuner.Tuner):
-    """Runs trials by `examples.run.train`, alone, as the chief or as a worker.
+    """Runs trials by `examples.training.run.train`, alone, as the chief or as a worker.
 
     The score of a trial is the mean over its executions of the last epoch's value. Execution `i`
     has the seed `settings.seed + i`. A trial that is begun again goes on after its last finished

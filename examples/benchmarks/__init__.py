@@ -1,0 +1,1 @@
+"""What an update and the image pipeline cost."""

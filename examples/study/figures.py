@@ -1,0 +1,153 @@
+"""The pictures that `examples.study.report` makes of the records."""
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+
+from examples.study import experiments
+from examples.study.drawing import INK, PLAIN, QUIET, STYLE, VARIANT, mean_and_range
+
+COLORS = {"Adam": PLAIN, "AdamNorm": VARIANT}
+WIDE = {"Adam": True, "AdamNorm": False}
+SCENARIOS = {"S1": "S1: a flat region", "S2": "S2: a steep region", "S3": "S3: a narrow valley"}
+STREAMS = {"quadratics": "random quadratics", "cycle": "3w, -w, -w, 3w, ..."}
+
+
+def write(figure, path):
+    """Draws a `Figure` into a PNG file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=100)
+
+
+def _styled(draw):
+    def styled(*arguments):
+        with matplotlib.rc_context(STYLE):
+            return draw(*arguments)
+
+    return styled
+
+
+@_styled
+def curves(columns, note):
+    """Figure 2: training loss and accuracy by epoch, mean and range over the seeds.
+
+    Args:
+        columns: List of `(title, plain, variant)`, the two as `(name, records)`. The accuracy is
+            the test accuracy where it was scored every epoch, as in the paper, or else the
+            validation accuracy.
+        note: What was trained, in words.
+    """
+    first = columns[0][1][1][0]["epochs"]
+    accuracy = "test_accuracy" if "test_accuracy" in first else "val_accuracy"
+    label = {"test_accuracy": "test accuracy", "val_accuracy": "validation accuracy"}[accuracy]
+    rows = {accuracy: label, "loss": "training loss"}
+    return _grid(columns, rows, [(name, side, name) for name in rows for side in (0, 1)], note)
+
+
+@_styled
+def gradient_norms(columns, note):
+    """Figure 3: the mean gradient norm by epoch, before and after the correction.
+
+    See `curves` for the arguments. Nobody looks at the norms of DiffGrad, Radam and AdaBelief
+    without the correction; their variants' norms before it are there.
+    """
+    lines = [
+        ("norm", 0, "gradient_norm"),
+        ("norm", 1, "gradient_norm"),
+        ("norm", 1, "corrected_gradient_norm"),
+    ]
+    return _grid(columns, {"norm": "mean gradient norm"}, lines, note)
+
+
+def _grid(columns, rows, lines, note):
+    """A column of panels for every pair; `lines` are `(row, side of the pair, curve)`."""
+    figure = Figure(figsize=(max(5.5, 2.9 * len(columns)), 0.9 + 2.3 * len(rows)))
+    grid = figure.subplots(len(rows), len(columns), sharex=True, squeeze=False, sharey="row")
+    for panels, (title, *sides) in zip(grid.T, columns, strict=True):
+        axes = dict(zip(rows, panels, strict=True))
+        for row, side, curve in lines:
+            name, records = sides[side]
+            found = [record["epochs"][curve] for record in records if curve in record["epochs"]]
+            if found:
+                style = {"label": name}
+                if curve == "corrected_gradient_norm":
+                    style = {"label": f"{name}, corrected"}
+                elif row == "norm" and side == 1:
+                    style |= {"linestyle": ":"}
+                color = (PLAIN, VARIANT)[side]
+                mean_and_range(axes[row], found, color, wide=side == 0, **style)
+        panels[0].set_title(title, color=INK)
+        panels[0].legend(frameon=False, fontsize=7)
+        panels[-1].set_xlabel("epoch")
+    for panel, label in zip(grid[:, 0], rows.values(), strict=True):
+        panel.set_ylabel(label)
+    figure.text(0.01, 0.01, f"{note}. Lines: means, bands: ranges.", color=QUIET, size=7)
+    figure.tight_layout(rect=(0, 0.03, 1, 1))
+    return figure
+
+
+@_styled
+def figure1(record):
+    """Figure 1: the curve of each scenario, and how long the steps on it are."""
+    results, before = record["results"], record["settings"]["slope_steps"]
+    figure = Figure(figsize=(10, 4.6))
+    grid = figure.subplots(2, len(results), sharex="row", squeeze=False)
+    for (place, update), (scenario, walks) in zip(grid.T, results.items(), strict=True):
+        for name, walk in walks.items():
+            shown = slice(before - 40, before + 200)
+            steps = np.arange(len(walk["update"]))[shown] - before
+            style = {"color": COLORS[name], "label": name}
+            style |= {"linewidth": 4, "alpha": 0.55} if WIDE[name] else {"linewidth": 1.5}
+            place.plot(steps, walk["position"][shown], **style)
+            update.plot(steps, np.maximum(walk["update"][shown], 1e-6), **style)
+        place.set_title(SCENARIOS[scenario], color=INK)
+        update.set_yscale("log")
+        update.set_xlabel("steps from its beginning")
+        for axes in (place, update):
+            axes.axvline(0, color=QUIET, linewidth=0.8, linestyle=":")
+    grid[0, 0].set_ylabel("position")
+    grid[1, 0].set_ylabel("length of the step")
+    grid[0, 0].legend(frameon=False)
+    figure.tight_layout()
+    return figure
+
+
+@_styled
+def regret(record):
+    """The average regret, the theorem's bound on it, and a guide that falls as 1/sqrt(T)."""
+    results = record["results"]
+    figure = Figure(figsize=(9, 3.8))
+    (panels,) = figure.subplots(1, len(results), squeeze=False)
+    for axes, (stream, found) in zip(panels, results.items(), strict=True):
+        for name, curve in found.items():
+            mean_and_range(
+                axes,
+                curve["regret"],
+                COLORS[name],
+                wide=WIDE[name],
+                x=curve["steps"],
+                label=name,
+            )
+        steps, last = np.array(curve["steps"]), np.mean(curve["regret"], axis=0)
+        for kind, label, style in (
+            ("bound", "bound (supplement)", "--"),
+            ("printed_bound", "bound (main text)", ":"),
+        ):
+            axes.plot(steps, curve[kind], color=INK, linewidth=1, linestyle=style, label=label)
+        guide = last[len(last) // 2] * np.sqrt(steps[len(last) // 2] / steps)
+        axes.plot(steps, guide, color=QUIET, linewidth=0.8, label="1/sqrt(T)")
+        axes.set(xscale="log", yscale="log", xlabel="T")
+        axes.set_title(STREAMS[stream], color=INK)
+    panels[0].set_ylabel("R(T) / T")
+    panels[-1].legend(frameon=False, fontsize=7)
+    figure.tight_layout()
+    return figure
+
+
+def pair_columns(arms, pairs=experiments.PAIRS):
+    """The columns of `curves` of the pairs of which both sides have records."""
+    return [
+        (variant.name, (plain.name, arms[plain.name].done), (variant.name, arms[variant.name].done))
+        for plain, variant in pairs
+        if arms[plain.name].done and arms[variant.name].done
+    ]

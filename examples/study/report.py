@@ -1,0 +1,559 @@
+"""Turns the committed records into the tables of the READMEs and into figures.
+
+python -m examples.study.report            # rewrites what is between the markers, and the figures
+python -m examples.study.report --check    # fails if a table is not what the records give
+python -m examples.study.report --folder runs/smoke --scale smoke   # into that folder
+
+The READMEs are that of the project, of examples/ and of examples/study/results/; a table stands
+between `<!-- name -->` and `<!-- end -->`, a figure in examples/study/results/figures/.
+"""
+
+import argparse
+import json
+import math
+import os
+import pathlib
+import re
+import statistics
+import sys
+
+from examples.benchmarks import step_time_tables
+from examples.study import experiments, intervals, paper, simulation
+from examples.study.experiments import SCALES, TABLES
+from examples.study.markdown import device, table
+from examples.training.command_line import Parser, complain
+
+PROGRAM = "python -m examples.study.report"
+ROOT = pathlib.Path(__file__).parents[2]
+RESULTS = pathlib.Path(__file__).parent / "results"
+RECORDS = RESULTS / "reproduce"
+NOT_RUN = "not run"
+LABELS = {
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "tiny_imagenet": "TinyImageNet",
+    "vgg16": "VGG16",
+    "resnet18": "ResNet18",
+    "resnet50": "ResNet50",
+    "resnet8": "ResNet-8",
+}
+
+TITLES = {
+    "pairs": "Pairs: a variant against its plain optimizer",
+    "causes": "Causes: what the correction does, and what the released code does besides",
+    "gamma": "The average's gamma, against 0.95",
+    "moments": "The moments that see the corrected gradient, against the first alone",
+    "noise": "Noise floor: Adam against itself with other seeds",
+}
+
+
+class Report:
+    """All marked tables and all figures of a folder of records.
+
+    Args:
+        folder: Path of the records, as `examples.study.reproduce` writes them.
+        scale: Name of `SCALES` at which the study was run. Defaults to `"desk"`.
+    """
+
+    def __init__(self, folder, scale="desk"):
+        from examples.study.analysis import Study
+        from examples.study.series import Series
+
+        self.folder = pathlib.Path(folder)
+        self.work = Series(folder)
+        self.study = Study(self.work, scale)
+
+    def render(self, text):
+        """The text with each table between `<!-- name -->` and `<!-- end -->` written anew."""
+        for name in ("step_time", "results", "hours", "study", "paper", "simulation"):
+            pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
+            if pattern.search(text):
+                made = getattr(self, f"{name}_table")()
+                text = pattern.sub(lambda match, made=made: f"{match[1]}{made}\n{match[2]}", text)
+        return text
+
+    # What an update costs
+
+    def step_time_table(self):
+        """The ratios of an update's time to that of Adam, of each record of `step_time`."""
+        return "\n\n".join(
+            step_time_tables.tables(
+                json.loads(path.read_text(encoding="utf-8")), path.relative_to(ROOT).as_posix()
+            )
+            for path in sorted(step_time_tables.RECORDS.glob("*.json"))
+        )
+
+    # The study
+
+    def results_table(self):
+        """What the study found, in three sentences."""
+        if self.study.done is None:
+            return "The desk study is not run."
+        return "\n".join(f"- {said}" for said in (self._pairs(), self._causes(), self._limits()))
+
+    def _pairs(self):
+        found = self.study.group("pairs")
+        known = [one for one in found if one.differences]
+        told = "; ".join(_difference(one) for one in found)
+        ahead = [one.verdict for one in known if one.verdict.endswith("ahead")]
+        pairs = f"the {len(known)} pairs" + ("" if known == found else " that are run")
+        if not ahead:
+            verdict = f"none of {pairs} can be told apart in test accuracy"
+        else:
+            names = _listed([said.removesuffix(" ahead") for said in ahead])
+            verdict = f"of {pairs}, {names} {'is' if len(ahead) == 1 else 'are'} ahead"
+            ties = sum(one.verdict == "tie" for one in known)
+            verdict += f" in test accuracy, and {ties} cannot be told apart" if ties else ""
+        return f"{self._what()}, {verdict}: {told}. The intervals hold together with 95%."
+
+    def _causes(self):
+        found = {(one.variant, one.plain): one for one in self.study.group("causes")}
+        floor = found["Adam-floor", "Adam"]
+        both = found["AdamNorm-released", "Adam"]
+        correction = found["AdamNorm-released", "Adam-floor"]
+        return (
+            "The released code's AdamNorm also has a floor under the root that its Adam lacks. "
+            f"The floor alone: {_difference(floor)}; the correction on top of it: "
+            f"{_difference(correction)}; both together: {_difference(both)}."
+        )
+
+    def _limits(self):
+        tuned = self.study.tuned()
+        seen = [one.detectable for one in self.study.group("pairs") if one.count > 1]
+        power = "The study is too small to say which differences it could see"
+        if seen:
+            low, high = (f"{100 * value:.1f}" for value in (min(seen), max(seen)))
+            power = (
+                f"A pair's difference is found with 80% where it is {_span(low, high)} points or "
+                "more"
+            )
+        return (
+            f"With the learning rate tuned for each side, {len(experiments.TUNED_RATES)} trials "
+            f"each: {_difference(tuned)}. {power}, and all this speaks of the first "
+            f"{self._steps():,} steps of a small network; the paper's own runs are "
+            f"{'in part run' if self._paper_records() else NOT_RUN}."
+        )
+
+    def _what(self):
+        record, counts = self.study.done, [one.count for one in self.study.group("pairs")]
+        settings, seeds = record["settings"], _span(min(counts), max(counts))
+        return (
+            f"On {record['data']['train_examples']:,} images of {_label(settings['dataset'])}, "
+            f"{_label(settings['model'])} with {record['model']['parameters']:,} parameters, "
+            f"{settings['epochs']} epochs, {seeds} {'seed' if seeds == '1' else 'seeds'}"
+        )
+
+    def _steps(self):
+        record = self.study.done
+        per_epoch = math.ceil(record["data"]["train_examples"] / record["settings"]["batch_size"])
+        return record["settings"]["epochs"] * per_epoch
+
+    def study_table(self):
+        """The comparisons by group, the accuracies, the tuned pair."""
+        study = self.study
+        if study.done is None:
+            return NOT_RUN.capitalize() + "."
+        arms = study.arms.values()
+        total = sum(len(arm.planned) for arm in arms)
+        done, failed = sum(len(arm.done) for arm in arms), sum(arm.failed for arm in arms)
+        records = [record for arm in arms for record in arm.done]
+        hours = sum(record["seconds"] for record in records) / 3600
+        parts = [
+            f"{self._what()}; {total} runs, {done} done, {failed} failed, {hours:.1f} hours of "
+            f"training, on {_devices(records)}. Accuracies are of the test images after "
+            "the last epoch, in percent, and differences in points. The interval of a group's "
+            "comparisons is widened so that all hold together with 95%; the verdict is by it. "
+            "Detectable is the difference that it would show with a probability of 80%."
+        ]
+        for name, title in TITLES.items():
+            parts += [f"### {title}", _comparisons(study.group(name))]
+        parts += ["### Accuracy", self._accuracies(), *self._tuned_parts()]
+        for name, caption in (
+            ("desk-figure2.png", "curves of the pairs"),
+            ("desk-figure3.png", "mean gradient norm of the pairs"),
+        ):
+            parts.append(f"![{caption}](figures/{name})")
+        return "\n\n".join(parts)
+
+    def _accuracies(self):
+        study = self.study
+        best = any(arm.best_accuracies for arm in study.arms.values())
+        header = ["", "test accuracy", "95% interval", "n"]
+        header += ["best epoch, chosen on the test set"] if best else []
+        rows = [[*header, "corrections that fired", "epochs to the target"]]
+        for arm in study.arms.values():
+            row = [arm.name, *_mean_cells(arm.accuracies), _runs(arm)]
+            row += [_mean_cells(arm.best_accuracies)[0]] if best else []
+            fired = "-" if arm.fired is None else f"{arm.fired:.1%}"
+            rows.append([*row, fired, _epochs(arm.epochs_to(study.target))])
+        told = ""
+        if study.target is not None:
+            told = (
+                f"The target is {100 * study.target:.2f} % of the validation images, the median of "
+                "Adam after the last epoch. The median over the runs is given; a run that never "
+                "reached the target counts as later than all others.\n\n"
+            )
+        return told + table(rows)
+
+    def _tuned_parts(self):
+        study = self.study
+        rows = [["learning rate", *study.trials]]
+        for index, rate in enumerate(experiments.TUNED_RATES):
+            cells = [_trial(self.work, arm, index) for arm in study.trials.values()]
+            rows.append([f"{rate:g}", *cells])
+        trials = (
+            f"Validation accuracy of one run with seed {experiments.TRIAL_SEED}; the best of a "
+            "side runs on fresh seeds.\n\n" + table(rows)
+        )
+        rows = [
+            ["best setting on fresh seeds", "learning rate", "test accuracy", "95% interval", "n"]
+        ]
+        for name in study.trials:
+            arm = study.finals.get(name)
+            if arm is None:
+                rows.append([name, NOT_RUN, NOT_RUN, "-", "0"])
+            else:
+                rate = f"{arm.planned[0].settings.learning_rate:g}"
+                rows.append([name, rate, *_mean_cells(arm.accuracies), _runs(arm)])
+        return [
+            "### Tuned: each side at the learning rate that was best for it",
+            trials,
+            table(rows),
+            _comparisons([study.tuned()]),
+        ]
+
+    # The paper's tables
+
+    def paper_table(self):
+        """Tables 1 to 5: the paper's value and ours at full size."""
+        parts = [
+            "Each cell: the paper's accuracy in percent; ours, test accuracy after the last epoch "
+            "with its 95% interval and n, and in brackets the mean of the best epochs, which are "
+            "chosen on the test set. Reduced runs are never in these tables."
+        ]
+        for name in paper.ACCURACIES:
+            declared, cells = TABLES[name], self._cells(name)
+            rows = [["", *(arm.name for arm in declared.arms)]]
+            for place in dict.fromkeys((dataset, model) for dataset, model, _ in cells):
+                row = [", ".join(map(_label, place))]
+                for arm in declared.arms:
+                    key = (*place, arm.name)
+                    row.append(f"{paper.ACCURACIES[name][key]:.2f}; {_ours(cells[key])}")
+                rows.append(row)
+            parts += [f"### Table {name[-1]}. {declared.title}", table(rows)]
+            if found := [record for done in cells.values() for record in done]:
+                parts.append(f"Ours on {_devices(found)}.")
+        for name, caption in (("figure2", "curves"), ("figure3", "mean gradient norm")):
+            if self._paper_columns(name):
+                parts.append(f"![{caption} at full size](figures/paper-{name}.png)")
+            else:
+                parts.append(f"Figure {name[-1]} at full size: {NOT_RUN}.")
+        return "\n\n".join(parts)
+
+    def _cells(self, name, scale="paper"):
+        """The records of each cell of a table at full size."""
+        cells = {}
+        for one in experiments.runs(TABLES[name], scale):
+            key = (one.settings.dataset, one.settings.model, one.arm.name)
+            done = cells.setdefault(key, [])
+            if (record := self.work.record(one)) is not None:
+                done.append(record)
+        return cells
+
+    def _paper_records(self):
+        return any(done for name in TABLES for done in self._cells(name).values())
+
+    def _paper_columns(self, name):
+        """What is drawn at full size: where both Adam and AdamNorm have records."""
+        cells, columns = self._cells(name), []
+        for place in dict.fromkeys(key[:2] for key in cells):
+            sides = [(arm.name, cells[*place, arm.name]) for arm in TABLES[name].arms]
+            if all(records for _, records in sides):
+                columns.append((", ".join(map(_label, place)), *sides))
+        return columns
+
+    def hours_table(self):
+        """The computed time of the paper's tables at full size."""
+        from examples.study import cost
+
+        rate, seen = SCALES["paper"].rate, set()
+        rows = [["", "runs", "hours", "of them in no table above", "hours"]]
+        for name in (*paper.ACCURACIES, "figure2", "figure3"):
+            planned = experiments.runs(TABLES[name], "paper")
+            new = [one for one in planned if one.path not in seen]
+            seen.update(one.path for one in new)
+            row = [name]
+            for chosen in (planned, new):
+                hours = sum(cost.seconds(one.settings, rate) for one in chosen) / 3600
+                row += [f"{len(chosen)}", f"{hours:.0f}"]
+            rows.append(row)
+        return table(rows)
+
+    # The simulations
+
+    def simulation_table(self):
+        """What the two simulations gave."""
+        return "\n\n".join([*self._figure1_parts(), *self._regret_parts()])
+
+    def _simulation(self, name):
+        path = simulation.path(self.folder, name)
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+    def _figure1_parts(self):
+        title = "### Figure 1: three scenarios on a curve of one parameter"
+        record = self._simulation("figure1")
+        if record is None:
+            return [title, NOT_RUN.capitalize() + "."]
+        begin, spans = record["settings"]["slope_steps"], (20, 100, record["settings"]["steps"])
+        rows = [["distance walked in the first", *(f"{span} steps" for span in spans)]]
+        for scenario, walks in record["results"].items():
+            for name, walk in walks.items():
+                lengths = [sum(walk["update"][begin : begin + span]) for span in spans]
+                rows.append([f"{scenario}, {name}", *(f"{length:.3g}" for length in lengths)])
+        return [
+            title,
+            "S1, a slope of 1 becomes one of 0.01; S2, it becomes one of 100; S3, a parabola with "
+            "its minimum 0.02 further. By the package's optimizers in float64, learning rate "
+            f"{record['settings']['learning_rate']}.",
+            table(rows),
+            "![the three scenarios](figures/figure1.png)",
+        ]
+
+    def _regret_parts(self):
+        title = "### Average regret and the bound of the theorem"
+        record = self._simulation("regret")
+        if record is None:
+            return [title, NOT_RUN.capitalize() + "."]
+        rows = [
+            [
+                *("stream", "", "T", "R(T) / T", "bound / T, supplement"),
+                *("bound / T, main text", "R(T) above the bound, of the T looked at"),
+            ]
+        ]
+        for stream, found in record["results"].items():
+            for name, curve in found.items():
+                worst = [max(values) for values in zip(*curve["regret"], strict=True)]
+                rows.append(
+                    [
+                        stream,
+                        name,
+                        f"{curve['steps'][-1]:,}",
+                        f"{statistics.mean(values[-1] for values in curve['regret']):.3g}",
+                        f"{curve['bound'][-1]:.3g}",
+                        f"{curve['printed_bound'][-1]:.3g}" if name == "AdamNorm" else "-",
+                        _violated(curve, worst, name),
+                    ]
+                )
+        broken = any(row[-1] != "none" for row in rows[1:])
+        verdict = "No average regret is above its bound."
+        if broken:
+            verdict = (
+                "Where the last column names a T, the regret is above what the theorem allows: as "
+                "stated, it does not hold there."
+            )
+        return [
+            title,
+            "Streams, settings and the two readings of the bound: `examples/study/simulation.py`. "
+            "The cycle is the example with which Reddi et al. (ICLR 2018) showed that Adam's own "
+            f"theorem does not hold. {verdict}",
+            table(rows),
+            "![average regret](figures/regret.png)",
+        ]
+
+    # Figures
+
+    def figures(self):
+        """The figures that the records give, as `{file name: function that makes it}`."""
+        from examples.study import figures
+
+        found = {}
+        for name, draw in (("figure1", figures.figure1), ("regret", figures.regret)):
+            if (record := self._simulation(name)) is not None:
+                found[f"{name}.png"] = lambda draw=draw, record=record: draw(record)
+        draws = {"figure2": figures.curves, "figure3": figures.gradient_norms}
+        for scale, columns, note in self._drawn():
+            for name, draw in draws.items():
+                if chosen := columns(name):
+                    found[f"{scale}-{name}.png"] = lambda draw=draw, chosen=chosen, note=note: draw(
+                        chosen, note
+                    )
+        return found
+
+    def _drawn(self):
+        from examples.study import figures
+
+        if self.study.done is not None:
+            pairs = figures.pair_columns(self.study.arms)
+            yield "desk", lambda name: pairs, self._what()
+        yield "paper", self._paper_columns, "Full size, as in the paper"
+
+
+def _label(name):
+    return LABELS.get(name, name)
+
+
+def _devices(records):
+    return _listed(list(dict.fromkeys(map(device, records))))
+
+
+def _listed(words):
+    """`"a, b and c"`."""
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+
+
+def _span(low, high):
+    return f"{low}" if low == high else f"{low} to {high}"
+
+
+def _points(interval):
+    if math.isinf(interval.high):
+        return "-"
+    return f"{100 * interval.low:+.2f} to {100 * interval.high:+.2f}"
+
+
+def _difference(one):
+    """A comparison in words: `"AdamNorm - Adam +0.10 points (-0.20 to +0.40, tie)"`."""
+    name = f"{one.variant} - {one.plain}"
+    if not one.differences:
+        return f"{name} {NOT_RUN}"
+    told = [_points(one.together)] if one.count > 1 else []
+    return f"{name} {100 * one.together.mean:+.2f} points ({', '.join([*told, one.verdict])})"
+
+
+def _comparisons(found):
+    rows = [["", "difference", "95% interval", "widened", "n", "detectable", "verdict"]]
+    for one in found:
+        row = [f"{one.variant} - {one.plain}"]
+        if one.differences:
+            detectable = "-" if math.isinf(one.detectable) else f"{100 * one.detectable:.2f}"
+            row += [f"{100 * one.alone.mean:+.2f}", _points(one.alone), _points(one.together)]
+            row += [str(one.count), detectable, one.verdict]
+        else:
+            row += ["-", "-", "-", "0", "-", NOT_RUN]
+        rows.append(row)
+    return table(rows)
+
+
+def _mean_cells(accuracies):
+    """The mean and its interval, in percent."""
+    if not accuracies:
+        return NOT_RUN, "-"
+    found = intervals.interval(accuracies)
+    low, high = (f"{100 * end:.2f}" for end in (found.low, found.high))
+    return f"{100 * found.mean:.2f}", "-" if len(accuracies) == 1 else f"{low} to {high}"
+
+
+def _runs(arm):
+    """How many runs of an arm a mean is of, and what became of the others."""
+    done, planned = len(arm.done), len(arm.planned)
+    told = f"{done}" if done == planned else f"{done} of {planned}"
+    return f"{told}, {arm.failed} failed" if arm.failed else told
+
+
+def _epochs(found):
+    if not found:
+        return "-"
+    never = sum(map(math.isinf, found))
+    median = statistics.median_high(found)
+    told = "never" if math.isinf(median) else f"{median}"
+    return f"{told} ({never} of {len(found)} never)" if never else told
+
+
+def _trial(work, arm, index):
+    record = arm.records[index]
+    if record is not None:
+        return f"{100 * record['validation']['accuracy']:.2f}"
+    return "failed" if work.failure(arm.planned[index]) is not None else NOT_RUN
+
+
+def _ours(records):
+    if not records:
+        return NOT_RUN
+    mean, interval = _mean_cells([record["test"]["accuracy"] for record in records])
+    told = f"{mean}, {interval}, n {len(records)}"
+    best = [record["test"]["best_epoch_accuracy"] for record in records]
+    return f"{told} ({_mean_cells(best)[0]})"
+
+
+def _violated(curve, worst, name):
+    """From where on the average regret was above the bound, of the T that were looked at."""
+    told = []
+    readings = {"supplement": "bound", "main text": "printed_bound"}
+    if name != "AdamNorm":
+        del readings["main text"]  # no gamma, no second reading
+    for label, kind in readings.items():
+        pairs = zip(worst, curve[kind], strict=True)
+        above = [
+            t for t, (value, bound) in zip(curve["steps"], pairs, strict=True) if value > bound
+        ]
+        if above:
+            from_there = above == curve["steps"][-len(above) :]
+            told.append(f"{label}: {above[0]:,}{' and all later' if from_there else ' and others'}")
+    return "; ".join(told) or "none"
+
+
+def main(arguments=None):
+    """Runs the command line and returns its exit status."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    options = _options(arguments)
+    from examples.training import records, run
+
+    try:
+        report = Report(options.folder, options.scale)
+        stale = update(report, options.folder, options.check)
+    except (run.RunError, records.RecordError, OSError) as error:
+        return complain(PROGRAM, error, 1)
+    if options.check and stale:
+        return complain(PROGRAM, f"{', '.join(stale)} not as the records give it; run {PROGRAM}", 1)
+    return 0
+
+
+def update(report, folder, check):
+    """Writes the documents and the figures.
+
+    Args:
+        report: `Report`.
+        folder: Path of its records; the documents of any but the committed ones go there.
+        check: Boolean, whether to write nothing and to look only.
+
+    Returns:
+        The names of the documents that were not as the records give them, and of the figures that
+        were missing.
+    """
+    from examples.study import figures
+
+    template, documents = RESULTS / "README.md", [folder / "README.md"]
+    if folder.resolve() == RECORDS.resolve():
+        documents = [ROOT / "README.md", ROOT / "examples" / "README.md", template]
+    home = documents[-1].parent
+    stale = []
+    for path in documents:
+        text = (path if path.exists() else template).read_text(encoding="utf-8")
+        rendered = report.render(text)
+        if not path.exists() or rendered != path.read_text(encoding="utf-8"):
+            stale.append(str(path))
+            if not check:
+                path.write_text(rendered, encoding="utf-8")
+    for name, draw in report.figures().items():
+        path = home / "figures" / name
+        if not path.exists():
+            stale.append(str(path))
+        if not check:
+            figures.write(draw(), path)
+    return stale
+
+
+def _options(arguments):
+    parser = Parser(PROGRAM, __doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing, compare")
+    parser.add_argument(
+        "--folder", type=pathlib.Path, default=RECORDS, help="records (default: the committed)"
+    )
+    parser.add_argument(
+        "--scale", choices=("desk", "smoke"), default="desk", help="of the study (default: desk)"
+    )
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What every run of the examples shares: networks, data, the recipe, checkpoints, records."""

@@ -1,0 +1,176 @@
+"""Callbacks of a run: stop at a loss that is no number, score the test set, keep the state."""
+
+import contextlib
+import csv
+import json
+import math
+import time
+
+import keras
+
+from examples.training import checkpoint, records
+
+
+class RunError(RuntimeError):
+    """Why a run stopped, where its last good state is and what can be done."""
+
+
+class DivergedError(RunError):
+    """A loss or a weight that is not finite: the settings' doing, not the machine's."""
+
+
+class StopOnNonFinite(keras.callbacks.Callback):
+    """Ends the run at the first loss or weight that is not finite, before anything is saved.
+
+    Args:
+        keeper: `Keeper` of the run, which knows the last good state.
+    """
+
+    def __init__(self, keeper):
+        super().__init__()
+        self._keeper = keeper
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._epoch = epoch + 1
+
+    def on_train_batch_end(self, batch, logs=None):
+        if not math.isfinite(logs["loss"]):
+            self._stop(f"The loss is {logs['loss']} at step {batch + 1} of epoch {self._epoch}.")
+
+    def on_epoch_end(self, epoch, logs=None):
+        for weight in self.model.weights:
+            if not keras.ops.all(keras.ops.isfinite(weight)):
+                self._stop(f"{weight.path} is not finite after epoch {self._epoch}.")
+
+    def _stop(self, what):
+        raise DivergedError(f"{what} A smaller learning rate may help. {self._keeper.last_good()}")
+
+
+class TestEveryEpoch(keras.callbacks.Callback):
+    """Adds the test set's loss and accuracy to the logs of each epoch.
+
+    Args:
+        test: `tf.data.Dataset` of the test set.
+    """
+
+    __test__ = False  # not a test, whatever its name says to pytest
+
+    def __init__(self, test):
+        super().__init__()
+        self._test = test
+
+    def on_epoch_end(self, epoch, logs=None):
+        results = self.model.evaluate(self._test, verbose=0, return_dict=True)
+        logs.update({f"test_{name}": value for name, value in results.items()})
+
+
+class Keeper(keras.callbacks.Callback):
+    """Keeps the curves and the state: a checkpoint and `metrics.csv` after every epoch.
+
+    It belongs at the end of the list, so that it writes down what all the others have seen.
+
+    Args:
+        output_dir: `pathlib.Path` of the run's folder.
+        identity: Dictionary that says which run this is, `{"settings": ..., "data": ...}`.
+        monitor: `GradientNormMonitor` of the run, or `None`.
+    """
+
+    def __init__(self, output_dir, identity, monitor=None):
+        super().__init__()
+        self.output_dir = output_dir
+        self.folder = output_dir / "checkpoints"
+        self.identity = as_json(identity)
+        self.monitor = monitor
+        self.curves = {}
+
+    def restore(self, model):
+        """Takes up the newest checkpoint, if there is one, and returns its epoch, or 0.
+
+        Raises:
+            RunError: If the checkpoint is damaged, another run's, or cannot be read.
+        """
+        with files_of(self.output_dir):
+            try:
+                found = checkpoint.load(self.folder, model, self._check)
+            except checkpoint.CheckpointError as error:
+                raise RunError(str(error)) from error
+            if found is None:
+                return 0
+            epoch, run, arrays = found
+            self.curves = run["curves"]
+            if self.monitor is not None and arrays:
+                self.monitor.set_state(arrays)
+            self._write_csv()
+        return epoch
+
+    def last_good(self):
+        """A sentence that says where the last good state is."""
+        saved = checkpoint.list_all(self.folder)
+        if not saved:
+            return "No epoch was finished before."
+        return f"The state after epoch {saved[-1][0]} is kept in {saved[-1][1]}."
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._began = time.perf_counter()
+
+    def on_epoch_end(self, epoch, logs=None):
+        row = {
+            "learning_rate": self.model.optimizer.learning_rate,
+            **logs,
+            "seconds": round(time.perf_counter() - self._began, 3),
+        }
+        for name, value in row.items():
+            self.curves.setdefault(name, []).append(float(value))
+        per_step = self.monitor is not None and self.monitor.per_step
+        with files_of(self.output_dir, self):
+            checkpoint.save(
+                self.folder,
+                self.model,
+                epoch + 1,
+                run={**self.identity, "curves": self.curves},
+                arrays=self.monitor.get_state() if per_step else None,
+            )
+            self._write_csv()
+
+    def _write_csv(self):
+        # Written anew from what the checkpoint holds: a run that was cut short leaves no row twice.
+        with records.replacing(self.output_dir / "metrics.csv") as temporary:
+            with open(temporary, "w", newline="") as file:
+                writer = csv.writer(file)
+                writer.writerow(["epoch", *self.curves])
+                rows = zip(*self.curves.values(), strict=True)
+                writer.writerows([epoch, *row] for epoch, row in enumerate(rows, start=1))
+
+    def _check(self, run):
+        saved = {name: run.get(name) for name in self.identity}
+        if saved != self.identity:
+            raise RunError(
+                f"The checkpoint in {self.folder} belongs to another run: "
+                f"{difference(saved, self.identity)}. Give this run an output folder of its own, "
+                "or delete that one."
+            )
+
+
+@contextlib.contextmanager
+def files_of(output_dir, keeper=None):
+    """Turns a file error (full disk, read-only folder) into a RunError that says what is kept."""
+    try:
+        yield
+    except OSError as error:
+        kept = f" {keeper.last_good()}" if keeper is not None else ""
+        reason = error.strerror or error
+        raise RunError(f"Cannot use the output folder {output_dir}: {reason}.{kept}") from error
+
+
+def difference(saved, wanted):
+    """The first entry in which two identities differ, in words."""
+    for name, here in wanted["settings"].items():
+        there = saved["settings"].get(name)
+        if there != here:
+            return f"its {name} is {there}, not {here}"
+    return f"its data is {saved.get('data')}, not {wanted.get('data')}"
+
+
+def as_json(value):
+    """The value as it comes back from a JSON file, where tuples are lists."""
+    return json.loads(json.dumps(value))
