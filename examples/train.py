@@ -30,7 +30,8 @@ import re
 import sys
 
 from examples.training.command_line import DefaultsHelp, Parser, complain
-from examples.training.recipes import JIT_COMPILE, MONITOR, PRECISIONS, Settings, UsageError
+from examples.training.errors import UsageError
+from examples.training.recipes import JIT_COMPILE, MONITOR, PRECISIONS, Settings
 
 PROGRAM = "python -m examples.train"
 _TYPE = r"(?i)(an? )?(float|int|integer|bool|boolean|string|positive|one of)\b"

@@ -116,8 +116,8 @@ def tune(folder):
             validated = [0.1] * 5 + [0.6 if one.arm.learning_rate == best else 0.3]
             keep(folder, one, made_records.record(one.settings, 0.2, validation=validated))
     fail(folder, experiments.trials("desk")["Adam"][0])
-    work = report.Report(folder).work
-    for planned in experiments.finals("desk", work).values():
+    series = report.Report(folder).series
+    for planned in experiments.finals("desk", series).values():
         write(folder, planned, {"AdamNorm-lr0.01": 0.01})
 
 
@@ -176,7 +176,7 @@ def test_seeds_that_were_added_count(tmp_path):
     assert "126 runs, 126 done" in text
     tune(tmp_path)
     assert rows(report.Report(tmp_path).study_table(), "Tuned")["AdamNorm - Adam"][3] == "5"
-    for planned in experiments.finals("desk", report.Report(tmp_path).work, 6).values():
+    for planned in experiments.finals("desk", report.Report(tmp_path).series, 6).values():
         write(tmp_path, planned)
     assert rows(report.Report(tmp_path).study_table(), "Tuned")["AdamNorm - Adam"][3] == "6"
 

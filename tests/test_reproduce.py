@@ -3,24 +3,23 @@
 import collections
 import contextlib
 import json
-import os
 import threading
 import time
 
 import pytest
 
-from examples.study import claims, experiments, paper, reproduce, series, simulation
+from examples.study import experiments, paper, reproduce, simulation
+from examples.study import series as series_module
 from examples.study.experiments import SCALES, TABLES
-from examples.training import callbacks, run
+from examples.training import callbacks, locks, run
+from examples.training.errors import DivergedError, LockedError
 from tests.support import child, made_records
 from tests.support.command_line import assert_refused
 
-LONG_AGO = 1_000_000_000
-
 
 @pytest.fixture
-def work(tmp_path):
-    return series.Series(tmp_path)
+def series(tmp_path):
+    return series_module.Series(tmp_path)
 
 
 @pytest.fixture
@@ -34,8 +33,8 @@ def trained(monkeypatch):
         return asked.ends(settings)
 
     asked = Asked()
-    monkeypatch.setattr(series.run, "train", train)
-    monkeypatch.setattr(series.keras.utils, "clear_session", lambda: None)  # slow
+    monkeypatch.setattr(series_module.run, "train", train)
+    monkeypatch.setattr(series_module.keras.utils, "clear_session", lambda: None)  # slow
     return asked
 
 
@@ -44,7 +43,7 @@ class Asked(list):
 
 
 def diverge(settings):
-    raise callbacks.DivergedError("The loss is nan.")
+    raise DivergedError("The loss is nan.")
 
 
 def smoke(name="table1", **options):
@@ -102,35 +101,35 @@ def test_arms_of_the_study_share_their_seeds():
 
 
 def test_committed_records_are_of_runs_that_are_declared():
-    work = series.Series(reproduce.FOLDER)
-    found = {str(path.relative_to(work.folder)) for path in work.folder.glob("desk/*/*.json")}
+    series = series_module.Series(reproduce.FOLDER)
+    found = {str(path.relative_to(series.folder)) for path in series.folder.glob("desk/*/*.json")}
     declared = experiments.runs(TABLES["study"], "desk")
     declared += [one for arm in experiments.trials("desk").values() for one in arm]
-    declared += experiments.seed_by_seed(experiments.finals("desk", work).values())
+    declared += experiments.seed_by_seed(experiments.finals("desk", series).values())
     assert found <= {one.path for one in declared}
     for one in declared:
-        work.done(one)  # raises where the settings are others
+        series.done(one)  # raises where the settings are others
 
 
 # Each is run once
 
 
-def test_a_series_is_trained_once_and_kept(work, trained, capsys):
+def test_a_series_is_trained_once_and_kept(series, trained, capsys):
     planned = smoke(seeds=1)
-    work.execute(planned)
+    series.execute(planned)
     assert trained == [one.settings for one in planned]
-    assert [work.record(one)["settings"]["optimizer"] for one in planned] == [
+    assert [series.record(one)["settings"]["optimizer"] for one in planned] == [
         one.arm.optimizer for one in planned
     ]
     assert "[1/8] smoke/digits-cnn/Adam-seed0: test 50.00%, 60 s; 7 left" in capsys.readouterr().out
-    work.execute(planned)
+    series.execute(planned)
     assert len(trained) == 8
 
 
-def test_processes_share_a_series(work, trained):
+def test_processes_share_a_series(series, trained):
     planned = smoke()
     sharing = [
-        threading.Thread(target=work.execute, args=(planned,), kwargs={"patience": 0.01})
+        threading.Thread(target=series.execute, args=(planned,), kwargs={"patience": 0.01})
         for _ in range(4)
     ]
     for one in sharing:
@@ -138,54 +137,82 @@ def test_processes_share_a_series(work, trained):
     for one in sharing:
         one.join()
     assert collections.Counter(map(str, trained)) == {str(one.settings): 1 for one in planned}
-    assert all(work.record(one) for one in planned)
-    assert list(work.folder.rglob("*.claim")) == []
+    assert all(series.record(one) for one in planned)
+    assert list(series.folder.rglob("*.lock")) == []
 
 
-def test_a_run_in_other_hands_is_waited_for(work, trained, capsys):
+@contextlib.contextmanager
+def busy(series, one):
+    """Another process trains a run."""
+    lock = series._lock(one)
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with locks.hold(lock):
+        yield
+
+
+def test_a_run_in_other_hands_is_waited_for(series, trained, capsys):
     one, *others = smoke(seeds=1)
 
     def elsewhere(settings):
         """The other process ends its run while the last one of this process is trained."""
         if settings == others[-1].settings:
-            work._write(one, made_records.record(one.settings, accuracy=0.9))
+            series._write(one, made_records.record(one.settings, accuracy=0.9))
         return made_records.record(settings)
 
     trained.ends = elsewhere
-    with claims.claim(work._work(one)):
-        assert work.state(one) == "claimed"
-        work.execute([one, *others], patience=0.01)
+    with busy(series, one):
+        assert series.state(one) == "running"
+        series.execute([one, *others], patience=0.01)
     assert trained == [other.settings for other in others]
-    assert work.record(one)["test"]["accuracy"] == 0.9
+    assert series.record(one)["test"]["accuracy"] == 0.9
+    told = capsys.readouterr().out
+    assert "Waiting" not in told  # it was done by then
 
 
-def test_two_that_meet_in_a_folder_do_not_stop_the_series(work, trained):
+def test_what_is_waited_for_is_named_once(series, trained, capsys, monkeypatch):
+    (one,) = smoke(seeds=1)[:1]
+    slept = []
+
+    def sleep(seconds):
+        slept.append(seconds)
+        if len(slept) == 3:
+            series._write(one, made_records.record(one.settings))
+
+    monkeypatch.setattr(series_module.time, "sleep", sleep)
+    with busy(series, one):
+        series.execute([one])
+    told = capsys.readouterr().out
+    assert told.count("Waiting for other processes to end 1 run, first smoke/digits-cnn/Adam") == 1
+    assert f"lock: {series._lock(one)}" in told
+
+
+def test_two_that_meet_in_a_folder_do_not_stop_the_series(series, trained):
     met = []
 
     def busy_at_first(settings):
         if not met:
             met.append(settings)
-            raise run.RunError("Another process is in it.") from BlockingIOError()
+            raise LockedError("Another process is in it.")
         return made_records.record(settings)
 
     trained.ends = busy_at_first
-    work.execute(smoke(seeds=1)[:1], patience=0.01)
+    series.execute(smoke(seeds=1)[:1], patience=0.01)
     assert len(trained) == 2
 
 
-def test_a_diverged_run_is_kept_as_failed_and_the_series_goes_on(work, trained):
+def test_a_diverged_run_is_kept_as_failed_and_the_series_goes_on(series, trained):
     planned = smoke(seeds=1)
     trained.ends = lambda settings: (
         diverge(settings) if settings.optimizer == "Radam" else made_records.record(settings)
     )
-    work.execute(planned)
-    work.execute(planned)
+    series.execute(planned)
+    series.execute(planned)
     assert len(trained) == 8
-    states = {one.arm.name: work.state(one) for one in planned}
+    states = {one.arm.name: series.state(one) for one in planned}
     assert [name for name, state in states.items() if state == "failed"] == ["Radam"]
     (failed,) = [one for one in planned if one.arm.name == "Radam"]
-    assert work.record(failed) is None
-    assert work.failure(failed) == "The loss is nan."
+    assert series.record(failed) is None
+    assert series.failure(failed) == "The loss is nan."
 
 
 def test_a_killed_series_goes_on_where_it_stopped(tmp_path):
@@ -193,16 +220,14 @@ def test_a_killed_series_goes_on_where_it_stopped(tmp_path):
     arguments = ["--scale", "smoke", "--folder", str(tmp_path), "--seeds", "1", "--only", "Radam"]
     killed = child.start(["-m", "examples.study.reproduce", "table1", *arguments])
     first, second = smoke(seeds=1)[4:6]
-    work = series.Series(tmp_path)
+    series = series_module.Series(tmp_path)
     try:
-        wait_for(lambda: (work._work(second) / "metrics.csv").exists(), killed)
+        wait_for(lambda: (series._work(second) / "metrics.csv").exists(), killed)
     finally:
         killed.kill()
         killed.communicate()
     before = (tmp_path / first.path).read_bytes()
-    assert work.state(second) == "claimed"
-    os.utime(f"{work._work(second)}.claim", (LONG_AGO, LONG_AGO))
-    assert work.state(second) == "open"
+    assert series.state(second) == "open"  # the lock went with the process
 
     epochs = []
     train = run.train
@@ -214,12 +239,12 @@ def test_a_killed_series_goes_on_where_it_stopped(tmp_path):
         return train(settings, *rest, **options, observers=[count])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(series.run, "train", watched)
+        patch.setattr(series_module.run, "train", watched)
         assert reproduce.main(["table1", *arguments]) == 0
     assert ("RadamNorm", 0) not in epochs  # nothing twice
     assert {name for name, _ in epochs} <= {"RadamNorm"}
     assert (tmp_path / first.path).read_bytes() == before
-    assert len(work.record(second)["epochs"]["loss"]) == 2  # nothing lost
+    assert len(series.record(second)["epochs"]["loss"]) == 2  # nothing lost
     assert list((tmp_path / "work").iterdir()) == []
 
 
@@ -232,63 +257,18 @@ def wait_for(happened, process):
     pytest.fail("it did not happen")
 
 
-# Claims
+# Shards
 
 
-def test_a_claim_is_held_by_one(tmp_path):
-    with claims.claim(tmp_path / "new" / "run") as mine, claims.claim(tmp_path / "new/run") as too:
-        assert (mine, too) == (True, False)
-        assert claims.held(tmp_path / "new/run")
-    assert not claims.held(tmp_path / "new/run")
-    with claims.claim(tmp_path / "new" / "run") as again:
-        assert again
-
-
-def test_a_claim_shows_signs_of_life(tmp_path):
-    with claims.claim(tmp_path / "run", heartbeat=0.01):
-        os.utime(tmp_path / "run.claim", (LONG_AGO, LONG_AGO))
-        for _ in range(500):
-            if claims.held(tmp_path / "run"):
-                return
-            time.sleep(0.01)
-        pytest.fail("no sign of life")
-
-
-def test_a_claim_without_a_sign_of_life_is_taken_over(tmp_path):
-    with claims.claim(tmp_path / "run") as first:
-        os.utime(tmp_path / "run.claim", (LONG_AGO, LONG_AGO))
-        with claims.claim(tmp_path / "run") as second:
-            assert first and second
-            # The first one wakes up and ends: what it lost is not its to give back.
-            with contextlib.suppress(FileNotFoundError):
-                owner = (tmp_path / "run.claim").read_text()
-        assert owner
-    with claims.claim(tmp_path / "run") as first:
-        os.utime(tmp_path / "run.claim", (LONG_AGO, LONG_AGO))
-        taken = claims.claim(tmp_path / "run")
-        taken.__enter__()
-    assert claims.held(tmp_path / "run")
-    taken.__exit__(None, None, None)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_of_two_that_take_over_one_has_it(tmp_path, monkeypatch):
-    (tmp_path / "run.claim").write_text("gone")
-    os.utime(tmp_path / "run.claim", (LONG_AGO, LONG_AGO))
-    faster = claims.claim(tmp_path / "run")
-    rename = os.rename
-
-    def slow_rename(*paths):
-        monkeypatch.setattr(claims.os, "rename", rename)
-        assert faster.__enter__()  # between the look at the old claim and its removal
-        rename(*paths)
-
-    monkeypatch.setattr(claims.os, "rename", slow_rename)
-    with claims.claim(tmp_path / "run") as slower:
-        assert not slower
-    assert claims.held(tmp_path / "run")
-    faster.__exit__(None, None, None)
-    assert list(tmp_path.iterdir()) == []
+def test_shards_share_the_runs_without_a_lock(tmp_path, trained):
+    arguments = ["table1", "--scale", "smoke", "--folder", str(tmp_path), "--shard"]
+    parts = []
+    for shard in ("1/3", "2/3", "3/3"):
+        before = len(trained)
+        assert reproduce.main([*arguments, shard]) == 0
+        parts.append(trained[before:])
+    assert [len(part) for part in parts] == [6, 5, 5]
+    assert collections.Counter(map(str, trained)) == {str(one.settings): 1 for one in smoke()}
 
 
 # The tuned pair
@@ -342,25 +322,26 @@ def test_no_rate_is_best_before_all_were_tried(tmp_path, trained, capsys):
 
 
 def test_dry_run_tells_states_and_time(tmp_path, trained, capsys):
-    work = series.Series(tmp_path)
+    series = series_module.Series(tmp_path)
     planned = smoke("table5")  # Adam and AdamNorm at batches of 32, 64, 128; two seeds
     trained.ends = lambda settings: (
         diverge(settings) if settings.optimizer_arguments else made_records.record(settings)
     )
-    work.execute([one for one in planned if one.arm.batch_size == 64])
+    series.execute([one for one in planned if one.arm.batch_size == 64])
     arguments = ["table5", "--scale", "smoke", "--folder", str(tmp_path), "--dry-run"]
-    with claims.claim(work._work(planned[0])):
+    with busy(series, planned[0]):
         assert reproduce.main(arguments) == 0
     told = capsys.readouterr().out
-    assert "claimed smoke/digits-cnn/Adam-batch32-seed0\n" in told
+    assert "running smoke/digits-cnn/Adam-batch32-seed0\n" in told
     assert "failed  smoke/digits-cnn/Adam-seed0\n" in told
     assert "done    smoke/digits-cnn/AdamNorm-seed1\n" in told
     assert "open    smoke/digits-cnn/AdamNorm-batch128-seed1\n" in told
-    assert "12 runs: 2 done, 2 failed, 1 claimed, 7 open" in told
+    assert "12 runs: 2 done, 2 failed, 1 running, 7 open" in told
     # 11,680 multiply-adds an image (see study/cost.py), 320 images, 2 epochs, 8 runs, 1e8 a second.
     seconds = 3 * 11_680 * 320 * 2 * 8 / 1e8
-    assert f"8 runs like none that is done: {seconds:.0f} s computed, not measured" in told
-    assert "median" not in told
+    told_time = f"8 runs of a size that was never run: {seconds:.0f} s, computed and not measured"
+    assert told_time in told
+    assert "at its median" not in told
     assert len(trained) == 4
 
 
@@ -370,7 +351,7 @@ def test_time_is_that_of_runs_of_the_same_size(tmp_path, trained, capsys):
     trained.ends = lambda settings: made_records.record(settings, seconds=next(seconds))
     assert reproduce.main(["table2", *arguments, "--only", "gamma0.9-seed"]) == 0
     assert reproduce.main(["table2", *arguments, "--dry-run", "--seeds", "3"]) == 0
-    assert "10 runs like some that are done: 10 min, at the median" in capsys.readouterr().out
+    assert "10 runs of a size that was run before: 10 min, at its median" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -383,6 +364,9 @@ def test_time_is_that_of_runs_of_the_same_size(tmp_path, trained, capsys):
         (["table1", "--only", "Adan"], "name of a run of table1, such as paper/cifar10-vgg16"),
         (["regret", "--only", "Adam"], "name of a run of regret. Received: Adam"),
         (["tuned"], "Argument `scale` must be one of desk, smoke. Received: scale=paper"),
+        (["table1", "--shard", "0/2"], "must be I/N with I from 1 to N, such as 2/8"),
+        (["table1", "--shard", "3/2"], "Received: 3/2"),
+        (["table1", "--shard", "2"], "Received: 2"),
         ([], "the following arguments are required"),
     ],
 )

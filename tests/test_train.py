@@ -20,8 +20,8 @@ import pytest
 
 from examples import train
 from examples.training import checkpoint, data, models, recipes, records, run
-from examples.training.callbacks import RunError
-from examples.training.recipes import Settings, UsageError
+from examples.training.errors import LockedError, RunError, UsageError
+from examples.training.recipes import Settings
 from tests.support.tiny import TINY as BASE
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -307,17 +307,10 @@ def test_folder_that_cannot_be_written_is_reported_before_training(tmp_path, cap
     assert "Cannot use the output folder" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(os.name != "posix", reason="needs flock")
 def test_two_processes_do_not_share_a_folder(tmp_path):
-    import fcntl
-
-    folder = os.open(tmp_path, os.O_RDONLY)
-    fcntl.flock(folder, fcntl.LOCK_EX)
-    try:
-        with pytest.raises(RunError, match="Another process is training"):
-            run.train(tiny(), tmp_path)
-    finally:
-        os.close(folder)
+    with run.exclusive(tmp_path), pytest.raises(LockedError, match="Another process is training"):
+        run.train(tiny(), tmp_path)
+    assert list(tmp_path.parent.glob(f"{tmp_path.name}/*")) == []
 
 
 WRONG = {

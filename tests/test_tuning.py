@@ -16,8 +16,7 @@ import scipy.optimize
 
 from examples import train as train_program
 from examples.training import records, run
-from examples.training.callbacks import RunError
-from examples.training.recipes import UsageError
+from examples.training.errors import RunError, UsageError
 from tests.support import tuning_fakes
 from tests.support.command_line import assert_refused
 from tests.support.tuning_fakes import FakeTrain, accuracy, tiny

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from examples.training import recipes
-from examples.training.recipes import UsageError
+from examples.training.errors import UsageError
 from tests.support.tuning_fakes import tiny
 from tuning.hypermodel import ExampleHyperModel
 from tuning.space import CHOICES, ONE_MINUS_GAMMA, RANGES, OptimizerSpace

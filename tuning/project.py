@@ -4,7 +4,8 @@ import hashlib
 import json
 
 from examples.training import records
-from examples.training.callbacks import RunError
+from examples.training.errors import RunError
+from examples.training.locks import FOLDER_LOCK
 
 IDENTITY = "search.json"
 
@@ -26,7 +27,7 @@ def claim(folder, identity):
     if (folder / IDENTITY).exists():
         check(folder, identity)
         return
-    if any(folder.iterdir()):
+    if any(path.name != FOLDER_LOCK for path in folder.iterdir()):
         raise RunError(f"{folder} is not empty and holds no search. Choose another --project-name.")
     with records.replacing(folder / IDENTITY) as temporary:
         temporary.write_text(json.dumps(identity, indent=1) + "\n")

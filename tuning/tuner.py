@@ -15,7 +15,7 @@ import keras_tuner
 import numpy as np
 
 from examples.training import records, run
-from examples.training.callbacks import RunError
+from examples.training.errors import LockedError, RunError
 from examples.training.recipes import UsageError
 from tuning import oracles
 
@@ -136,7 +136,7 @@ class ExampleTuner(keras_tuner.Tuner):
                     keep_model=execution == 0,
                 )
             except RunError as error:
-                if not isinstance(error.__cause__, BlockingIOError):
+                if not isinstance(error, LockedError):
                     raise
                 # Handed on by mistake: its first worker is still at it.
                 time.sleep(1)

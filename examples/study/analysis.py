@@ -113,13 +113,13 @@ class Study:
     """The desk study as far as it has come.
 
     Args:
-        work: `series.Series`.
+        series: `series.Series`.
         scale: Name of `SCALES`. Defaults to `"desk"`.
     """
 
-    def __init__(self, work, scale="desk"):
+    def __init__(self, series, scale="desk"):
         self.scale = scale
-        self._work = work
+        self._series = series
         table = TABLES["study"]
         seeds = self._seeds(lambda seed: experiments.runs(table, scale, 1, first_seed=seed))
         planned = {arm.name: [] for arm in table.arms}
@@ -130,9 +130,9 @@ class Study:
             name: self._arm(name, runs) for name, runs in experiments.trials(scale).items()
         }
         fresh = self._seeds(
-            lambda seed: [runs[-1] for runs in experiments.finals(scale, work, seed + 1).values()]
+            lambda seed: [runs[-1] for runs in experiments.finals(scale, series, seed + 1).values()]
         )
-        finals = experiments.finals(scale, work, fresh)
+        finals = experiments.finals(scale, series, fresh)
         self.finals = {name: self._arm(name, runs) for name, runs in finals.items()}
 
     def _seeds(self, planned):
@@ -142,7 +142,7 @@ class Study:
             planned: Function from the number of a seed to its runs.
         """
         seeds = SCALES[self.scale].seeds
-        while any(map(self._work.done, planned(seeds))):
+        while any(map(self._series.done, planned(seeds))):
             seeds += 1
         return seeds
 
@@ -150,8 +150,8 @@ class Study:
         return Arm(
             name,
             tuple(runs),
-            tuple(map(self._work.record, runs)),
-            sum(self._work.failure(one) is not None for one in runs),
+            tuple(map(self._series.record, runs)),
+            sum(self._series.failure(one) is not None for one in runs),
         )
 
     @property

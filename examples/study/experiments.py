@@ -7,7 +7,8 @@ networks and seeds. A run that stands in two tables is one run: its name follows
 import dataclasses
 import itertools
 
-from examples.training.recipes import Settings, UsageError
+from examples.training.errors import UsageError
+from examples.training.recipes import Settings
 
 
 @dataclasses.dataclass(frozen=True)
@@ -269,14 +270,14 @@ def trials(scale):
     return found
 
 
-def finals(scale, work, seeds=None):
+def finals(scale, series, seeds=None):
     """The runs of the tuned pair on fresh seeds, as `{arm: [Run]}`.
 
     An arm is in it once all its trials have ended and at least one has ended well.
 
     Args:
         scale: Name of `SCALES`.
-        work: `series.Series`.
+        series: `series.Series`.
         seeds: Positive integer, number of seeds, or `None` for the scale's.
 
     Returns:
@@ -288,9 +289,9 @@ def finals(scale, work, seeds=None):
         scores = [
             (record["validation"]["accuracy"], one.arm)
             for one in tried
-            if (record := work.record(one)) is not None
+            if (record := series.record(one)) is not None
         ]
-        if scores and all(work.done(one) for one in tried):
+        if scores and all(series.done(one) for one in tried):
             _, best = max(scores, key=lambda scored: scored[0])
             table = Table("finals", "", (best,))
             found[name] = runs(table, scale, seeds=seeds, first_seed=FRESH_SEED)

@@ -60,8 +60,8 @@ class Report:
         from examples.study.series import Series
 
         self.folder = pathlib.Path(folder)
-        self.work = Series(folder)
-        self.study = Study(self.work, scale)
+        self.series = Series(folder)
+        self.study = Study(self.series, scale)
 
     def render(self, text):
         """The text with each table between `<!-- name -->` and `<!-- end -->` written anew."""
@@ -199,7 +199,7 @@ class Report:
         study = self.study
         rows = [["learning rate", *study.trials]]
         for index, rate in enumerate(experiments.TUNED_RATES):
-            cells = [_trial(self.work, arm, index) for arm in study.trials.values()]
+            cells = [_trial(self.series, arm, index) for arm in study.trials.values()]
             rows.append([f"{rate:g}", *cells])
         trials = (
             f"Validation accuracy of one run with seed {experiments.TRIAL_SEED}; the best of a "
@@ -256,7 +256,7 @@ class Report:
         for one in experiments.runs(TABLES[name], scale):
             key = (one.settings.dataset, one.settings.model, one.arm.name)
             done = cells.setdefault(key, [])
-            if (record := self.work.record(one)) is not None:
+            if (record := self.series.record(one)) is not None:
                 done.append(record)
         return cells
 
@@ -459,11 +459,11 @@ def _epochs(found):
     return f"{told} ({never} of {len(found)} never)" if never else told
 
 
-def _trial(work, arm, index):
+def _trial(series, arm, index):
     record = arm.records[index]
     if record is not None:
         return f"{100 * record['validation']['accuracy']:.2f}"
-    return "failed" if work.failure(arm.planned[index]) is not None else NOT_RUN
+    return "failed" if series.failure(arm.planned[index]) is not None else NOT_RUN
 
 
 def _ours(records):

@@ -7,15 +7,17 @@ examples:
     python -m examples.study.reproduce table1 --only cifar10-vgg16 --only cifar10-resnet18
   the study of the README, hours on two cores; it goes on where it stopped:
     python -m examples.study.reproduce study tuned --scale desk
-  the same command, started again beside it or on another machine, shares the work:
+  the same command, started twice on one machine or on several that share a folder, shares the work:
     python -m examples.study.reproduce study --scale desk --folder /a/shared/folder
+  one of four jobs of a scheduler, which need not share anything while they run:
+    python -m examples.study.reproduce table1 --shard 1/4
   the two small simulations, a few minutes:
     python -m examples.study.reproduce figure1 regret
   everything in a few minutes, to see that it runs:
     python -m examples.study.reproduce study tuned --scale smoke --folder runs/smoke
 
 A run that is done, here or by another process that shares the folder, is not run again. A run
-that was killed is taken up again, by the same command, once its claim is five minutes old.
+that was killed goes on after its last finished epoch when the same command is started again.
 
 exit status: 0 all done, 1 could not go on (what is done is kept), 2 wrong options, 130 interrupted.
 """
@@ -24,6 +26,7 @@ import argparse
 import json
 import os
 import pathlib
+import re
 import signal
 import sys
 
@@ -32,7 +35,7 @@ from examples.study.experiments import SCALES, TABLES
 from examples.training import records
 from examples.training.checks import check_integer
 from examples.training.command_line import Parser, complain
-from examples.training.recipes import UsageError
+from examples.training.errors import RunError, UsageError
 
 PROGRAM = "python -m examples.study.reproduce"
 FOLDER = pathlib.Path(__file__).parent / "results" / "reproduce"
@@ -49,37 +52,36 @@ def main(arguments=None):
         _check_only(options)
     except ValueError as error:
         return complain(PROGRAM, error, 2)
-    from examples.study import series
-    from examples.training import run
+    from examples.study.series import Series
 
-    work = series.Series(options.folder)
+    series = Series(options.folder)
     try:
         for target in options.targets:
             if target in simulation.SIMULATIONS:
                 _simulate(target, options)
             else:
-                for planned in _stages(target, options, work):
-                    _carry_out(target, planned, options, work)
+                for planned in _stages(target, options, series):
+                    _carry_out(target, planned, options, series)
     except UsageError as error:
         return complain(PROGRAM, error, 2)
-    except (run.RunError, records.RecordError) as error:
+    except (RunError, records.RecordError) as error:
         return complain(PROGRAM, error, 1)
     except KeyboardInterrupt:
         return complain(PROGRAM, "interrupted; the same command goes on where it stopped", 130)
     return 0
 
 
-def _stages(target, options, work):
+def _stages(target, options, series):
     """The runs of a target, in lists: what is in a list may follow from the lists before."""
     if target != "tuned":
         yield _chosen(experiments.runs(TABLES[target], options.scale, options.seeds), options)
         return
     trials = experiments.trials(options.scale)
     yield _chosen([one for arm in trials.values() for one in arm], options)
-    finals = experiments.finals(options.scale, work, options.seeds)
+    finals = experiments.finals(options.scale, series, options.seeds)
     for name, tried in trials.items():
         if name not in finals:
-            ended = sum(map(work.done, tried))
+            ended = sum(map(series.done, tried))
             reason = f"follow when all trials have ended; {ended} of {len(tried)} have"
             if ended == len(tried):
                 reason = f"fall away: none of {len(tried)} trials has ended well"
@@ -87,13 +89,13 @@ def _stages(target, options, work):
     yield _chosen(experiments.seed_by_seed(finals.values()), options)
 
 
-def _carry_out(target, planned, options, work):
+def _carry_out(target, planned, options, series):
     if not options.dry_run:
-        work.execute(planned, options.data_dir)
+        series.execute(planned, options.data_dir)
     elif planned:
         scale = SCALES[options.scale]
         print(f"{target}, scale {options.scale}")
-        print(work.describe(planned, scale.rate, scale.machine), flush=True)
+        print(series.describe(planned, scale.rate, scale.machine), flush=True)
 
 
 def _simulate(name, options):
@@ -123,9 +125,11 @@ def _settings(path):
 
 
 def _chosen(planned, options):
-    if not options.only:
-        return planned
-    return [one for one in planned if any(text in one.path for text in options.only)]
+    index, count = options.shard
+    chosen = [
+        one for one in planned if not options.only or any(text in one.path for text in options.only)
+    ]
+    return chosen[index - 1 :: count]
 
 
 def _check_only(options):
@@ -144,6 +148,16 @@ def _check_only(options):
                 f"--only must be a part of the name of a run of {', '.join(options.targets)}"
                 f"{example}. Received: {text}"
             )
+
+
+def _shard(text):
+    """`(i, n)` of `"i/n"`."""
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if not match or not 1 <= int(match[1]) <= int(match[2]):
+        raise argparse.ArgumentTypeError(
+            f"must be I/N with I from 1 to N, such as 2/8. Received: {text}"
+        )
+    return int(match[1]), int(match[2])
 
 
 def _interrupt(number, frame):
@@ -168,12 +182,19 @@ def _options(arguments):
     parser.add_argument(
         "--dry-run", action="store_true", help="list the runs, estimate the time, train nothing"
     )
+    parser.add_argument(
+        "--shard",
+        type=_shard,
+        default=(1, 1),
+        metavar="I/N",
+        help="the I-th of N equal parts of the runs, for the I-th of N jobs",
+    )
     parser.add_argument("--folder", type=pathlib.Path, default=FOLDER, help="of the series")
     parser.add_argument("--data-dir", help="folder of the data (default: the library's own)")
     return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":
-    # A process that is asked to end gives back its claim.
+    # A process that is asked to end says so, as after Ctrl-C.
     signal.signal(signal.SIGTERM, _interrupt)
     sys.exit(main())

@@ -5,6 +5,7 @@ way in `<folder>/work`. Processes and machines that share the folder share the w
 """
 
 import collections
+import contextlib
 import json
 import pathlib
 import shutil
@@ -13,11 +14,13 @@ import time
 
 import keras
 
-from examples.study import claims, cost
-from examples.training import callbacks, records, run
+from examples.study import cost
+from examples.training import callbacks, locks, records, run
+from examples.training.command_line import counted
+from examples.training.errors import DivergedError, LockedError, RunError
 
 POLL = 15.0
-STATES = ("done", "failed", "claimed", "open")
+STATES = ("done", "failed", "running", "open")
 
 
 class Series:
@@ -36,8 +39,8 @@ class Series:
         Raises:
             RunError: If what stands there was made with other settings, or is damaged.
         """
-        found = self._read(planned)
-        return None if found is None or "failed" in found else found
+        record = self._read(planned)
+        return None if record is None or "failed" in record else record
 
     def failure(self, planned):
         """Why a run failed, or `None`."""
@@ -62,15 +65,15 @@ class Series:
         """
         began = time.monotonic()
         open_before = sum(not self.done(one) for one in planned)
-        _say(f"{len(planned)} runs, {len(planned) - open_before} of them done, in {self.folder}")
+        _say(
+            f"{counted(len(planned), 'run')}, {len(planned) - open_before} of them done, "
+            f"in {self.folder}"
+        )
+        waited_for = None
         while waiting := [one for one in planned if not self.done(one)]:
             idle = True
             for one in waiting:
-                with claims.claim(self._work(one)) as mine:
-                    if not mine or self.done(one):
-                        continue
-                    ended = self._train(one, data_dir)
-                if ended is None:
+                if (ended := self._attempt(one, data_dir)) is None:
                     continue
                 idle = False
                 left = sum(not self.done(other) for other in planned)
@@ -80,14 +83,19 @@ class Series:
                     f"{ended}{_remaining(elapsed, open_before - left, left)}"
                 )
             if idle and (waiting := [one for one in waiting if not self.done(one)]):
-                _say(f"{len(waiting)} runs are in the hands of other processes; waiting")
+                if waiting != waited_for:
+                    _say(
+                        f"Waiting for other processes to end {counted(len(waiting), 'run')}, "
+                        f"first {_name(waiting[0])} (lock: {self._lock(waiting[0])})"
+                    )
+                    waited_for = waiting
                 time.sleep(patience)
 
     def state(self, planned):
-        """One of `STATES`. A claimed run is in the hands of a process that is alive."""
-        if (found := self._read(planned)) is not None:
-            return "failed" if "failed" in found else "done"
-        return "claimed" if claims.held(self._work(planned)) else "open"
+        """One of `STATES`. A running one is locked by the process that trains it."""
+        if (ended := self._read(planned)) is not None:
+            return "failed" if "failed" in ended else "done"
+        return "running" if locks.held(self._lock(planned)) else "open"
 
     def describe(self, planned, rate, machine):
         """What there is to do, in words: every run with its state, and an estimate of the time.
@@ -101,26 +109,27 @@ class Series:
             machine: The machine that has it, in words.
         """
         states = [self.state(one) for one in planned]
-        count = collections.Counter(states)
+        counts = collections.Counter(states)
         lines = [f"{state:<8}{_name(one)}" for one, state in zip(planned, states, strict=True)]
-        told = ", ".join(f"{count[state]} {state}" for state in STATES)
-        lines.append(f"{len(planned)} runs: {told}; in {self.folder}")
+        told = ", ".join(f"{counts[state]} {state}" for state in STATES)
+        lines.append(f"{counted(len(planned), 'run')}: {told}; in {self.folder}")
         measured, computed = [], []
         for one, state in zip(planned, states, strict=True):
-            if state in ("open", "claimed"):
+            if state in ("open", "running"):
                 if (seconds := self.seconds(one)) is not None:
                     measured.append(seconds)
                 else:
                     computed.append(cost.seconds(one.settings, rate))
         if measured:
             lines.append(
-                f"{len(measured)} runs like some that are done: {duration(sum(measured))}, "
-                "at the median time of those"
+                f"{counted(len(measured), 'run')} of a size that was run before: "
+                f"{duration(sum(measured))}, at its median time"
             )
         if computed:
             lines.append(
-                f"{len(computed)} runs like none that is done: {duration(sum(computed))} computed, "
-                f"not measured, for {machine} at {rate:.0e} multiply-adds a second"
+                f"{counted(len(computed), 'run')} of a size that was never run: "
+                f"{duration(sum(computed))}, computed and not measured, for {machine} at "
+                f"{rate:.0e} multiply-adds a second"
             )
         return "\n".join(lines)
 
@@ -137,8 +146,21 @@ class Series:
         ]
         return statistics.median(alike) if alike else None
 
+    def _attempt(self, planned, data_dir):
+        """Trains a run and says how it ended, or `None` where another process trains it."""
+        lock = self._lock(planned)
+        with contextlib.ExitStack() as stack:
+            try:
+                with callbacks.files_of(self.folder):
+                    lock.parent.mkdir(parents=True, exist_ok=True)
+                    stack.enter_context(locks.hold(lock, "training"))
+                # Another process may have ended it in the meantime.
+                return None if self.done(planned) else self._train(planned, data_dir)
+            except LockedError:
+                return None
+
     def _train(self, planned, data_dir):
-        """Trains a run and says how it ended, or `None` where another process is in its folder."""
+        """Trains a run and says how it ended."""
         keras.utils.clear_session()
         folder = self._work(planned)
         try:
@@ -147,15 +169,10 @@ class Series:
             )
             ended = f"test {record['test']['accuracy']:.2%}, {record['seconds']:.0f} s"
             self._write(planned, record)
-        except callbacks.DivergedError as error:
+        except DivergedError as error:
             failed = {"settings": planned.settings.as_dict(), "failed": str(error)}
             self._write(planned, failed | {"commit": records.commit(), "finished": records.now()})
             ended = f"failed. {error}"
-        except run.RunError as error:
-            # A process that was asleep for so long that its claim could be taken over.
-            if isinstance(error.__cause__, BlockingIOError):
-                return None
-            raise
         shutil.rmtree(folder, ignore_errors=True)
         return ended
 
@@ -178,10 +195,10 @@ class Series:
             if "failed" not in record:
                 records.validate(record, path)
         except records.RecordError as error:
-            raise run.RunError(f"{error}. Delete it to train again.") from error
+            raise RunError(f"{error}. Delete it to train again.") from error
         wanted = {"settings": callbacks.as_json(planned.settings.as_dict())}
         if record["settings"] != wanted["settings"]:
-            raise run.RunError(
+            raise RunError(
                 f"{path} belongs to another run: {callbacks.difference(record, wanted)}. "
                 "Use another folder, or delete it."
             )
@@ -189,6 +206,10 @@ class Series:
 
     def _work(self, planned):
         return self.folder / "work" / _name(planned).replace("/", "_")
+
+    def _lock(self, planned):
+        work = self._work(planned)
+        return work.with_name(f"{work.name}.lock")
 
 
 def _load(path):

@@ -9,14 +9,7 @@ import time
 import keras
 
 from examples.training import checkpoint, records
-
-
-class RunError(RuntimeError):
-    """Why a run stopped, where its last good state is and what can be done."""
-
-
-class DivergedError(RunError):
-    """A loss or a weight that is not finite: the settings' doing, not the machine's."""
+from examples.training.errors import DivergedError, RunError
 
 
 class StopOnNonFinite(keras.callbacks.Callback):

@@ -2,9 +2,11 @@
 
 import numbers
 
+from examples.training.errors import UsageError
+
 
 def check_integer(name, value, low, high=None, limit=""):
-    """Raises a `ValueError` unless `value` is an integer from `low` to `high`.
+    """Raises a `UsageError` unless `value` is an integer from `low` to `high`.
 
     Args:
         name: the argument's name.
@@ -22,4 +24,4 @@ def check_integer(name, value, low, high=None, limit=""):
     allowed = f"of at least {low}" if high is None else f"from {low} to {high}"
     if limit:
         allowed += f", {limit}"
-    raise ValueError(f"Argument `{name}` must be an integer {allowed}. Received: {name}={value!r}")
+    raise UsageError(f"Argument `{name}` must be an integer {allowed}. Received: {name}={value!r}")

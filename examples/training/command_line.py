@@ -28,6 +28,15 @@ class DefaultsHelp(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescripti
         return super()._get_help_string(action) if action.default is not None else action.help
 
 
+def counted(number, noun):
+    """A number with its noun.
+
+    >>> counted(1, "epoch"), counted(2, "epoch")
+    ('1 epoch', '2 epochs')
+    """
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def complain(prog, reason, status):
     """Says on one line why a program ends, and returns the status that it ends with."""
     print(f"{prog}: error: {' '.join(str(reason).split())}", file=sys.stderr)

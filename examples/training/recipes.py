@@ -13,14 +13,11 @@ import inspect
 import math
 
 from examples.training.checks import check_integer
+from examples.training.errors import UsageError
 
 PRECISIONS = {"off": "float32", "float16": "mixed_float16", "bfloat16": "mixed_bfloat16"}
 JIT_COMPILE = {"auto": "auto", "on": True, "off": False}
 MONITOR = ("auto", "epoch", "step", "off")
-
-
-class UsageError(ValueError):
-    """A setting that is wrong: one line that names it and says what is allowed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +55,7 @@ class Settings:
         distribute: Boolean, whether to train on all GPUs of the machine.
 
     Raises:
-        ValueError: If an argument is out of its range.
+        UsageError: If an argument is out of its range.
     """
 
     model: str = "resnet18"
@@ -104,14 +101,14 @@ class Settings:
             object.__setattr__(self, "optimizer", self.optimizer_config["class_name"])
             object.__setattr__(self, "learning_rate", None)
         elif self.learning_rate is None:
-            raise ValueError("Argument `learning_rate` must be a positive number. Received: None")
+            raise UsageError("Argument `learning_rate` must be a positive number. Received: None")
         if self.monitor in ("epoch", "step") and self.steps_per_execution > 1:
-            raise ValueError(
+            raise UsageError(
                 f"Argument `monitor` must be 'auto' or 'off' when steps_per_execution is above 1. "
                 f"Received: monitor={self.monitor!r}"
             )
         if self.deterministic and self.jit_compile == "on":
-            raise ValueError(
+            raise UsageError(
                 "Argument `jit_compile` must be 'auto' or 'off' in a deterministic run, which "
                 "Keras does not compile. Received: jit_compile='on'"
             )
@@ -121,14 +118,14 @@ class Settings:
     def _check_positive(self, name):
         value = getattr(self, name)
         if value is not None and not (value > 0 and math.isfinite(value)):
-            raise ValueError(
+            raise UsageError(
                 f"Argument `{name}` must be a positive number. Received: {name}={value}"
             )
 
     def _check_choice(self, name, allowed):
         value = getattr(self, name)
         if value not in allowed:
-            raise ValueError(
+            raise UsageError(
                 f"Argument `{name}` must be one of {', '.join(allowed)}. Received: {name}={value}"
             )
 
@@ -192,7 +189,7 @@ def build_optimizer(settings):
     """The optimizer that the settings name.
 
     Raises:
-        ValueError: If there is no such optimizer or it refuses its arguments.
+        UsageError: If there is no such optimizer or it refuses its arguments.
     """
     import keras
 
@@ -202,10 +199,10 @@ def build_optimizer(settings):
         try:
             return keras.optimizers.deserialize(copy.deepcopy(settings.optimizer_config))
         except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"Keras cannot take the optimizer's config: {error}") from error
+            raise UsageError(f"Keras cannot take the optimizer's config: {error}") from error
     classes = optimizer_classes()
     if settings.optimizer not in classes:
-        raise ValueError(
+        raise UsageError(
             f"Argument `optimizer` must be one of {', '.join(sorted(classes))}. "
             f"Received: optimizer={settings.optimizer}"
         )
@@ -213,7 +210,7 @@ def build_optimizer(settings):
     allowed = optimizer_arguments(cls)
     for name in settings.optimizer_arguments:
         if name not in allowed:
-            raise ValueError(f"{settings.optimizer} has no argument `{name}`. It has {allowed}")
+            raise UsageError(f"{settings.optimizer} has no argument `{name}`. It has {allowed}")
     return cls(learning_rate=float(settings.learning_rate), **settings.optimizer_arguments)
 
 

@@ -9,7 +9,6 @@ ends with what an unbroken run ends with. A finished run is not run again.
 import contextlib
 import hashlib
 import math
-import os
 import pathlib
 import shutil
 import tempfile
@@ -19,14 +18,9 @@ import numpy as np
 import tensorflow as tf
 
 import keras_adanorm
-from examples.training import callbacks, data, models, recipes, records
-from examples.training.callbacks import RunError
+from examples.training import callbacks, data, locks, models, recipes, records
+from examples.training.errors import RunError, UsageError
 from keras_adanorm.monitor import GradientNormMonitor
-
-try:
-    import fcntl
-except ImportError:  # Windows: nothing keeps two processes out of one folder
-    fcntl = None
 
 RECORD = "record.json"
 
@@ -68,7 +62,7 @@ def check(settings):
     """Raises UsageError if the settings name something unknown. Reads no data."""
     for name, allowed in (("model", models.MODELS), ("dataset", data.DATASETS)):
         if getattr(settings, name) not in allowed:
-            raise recipes.UsageError(
+            raise UsageError(
                 f"Argument `{name}` must be one of {', '.join(allowed)}. "
                 f"Received: {name}={getattr(settings, name)}"
             )
@@ -297,7 +291,7 @@ def _usage():
     try:
         yield
     except ValueError as error:
-        raise recipes.UsageError(" ".join(str(error).split())) from error
+        raise UsageError(" ".join(str(error).split())) from error
 
 
 @contextlib.contextmanager
@@ -324,20 +318,15 @@ def _event_files(output_dir, keeper):
 
 @contextlib.contextmanager
 def exclusive(output_dir):
-    """Makes the folder and keeps other processes out; the lock ends with the process."""
+    """Makes the folder and keeps other processes out."""
     with callbacks.files_of(output_dir):
         output_dir.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=output_dir).close()
     with contextlib.ExitStack() as stack:
         # What was refused before it began leaves no empty folder.
         stack.callback(_remove_if_empty, output_dir)
-        if fcntl is not None:
-            folder = os.open(output_dir, os.O_RDONLY)
-            stack.callback(os.close, folder)
-            try:
-                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise RunError(f"Another process is training in {output_dir}.") from error
+        with callbacks.files_of(output_dir):
+            stack.enter_context(locks.hold(output_dir / locks.FOLDER_LOCK, "training"))
         yield
 
 

@@ -6,7 +6,7 @@ import pathlib
 import time
 
 from examples.training import records, run
-from examples.training.callbacks import RunError
+from examples.training.errors import RunError
 from examples.training.recipes import Settings
 from tests.support.tiny import TINY
 
