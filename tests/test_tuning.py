@@ -19,28 +19,22 @@ from examples.training import records, run
 from examples.training.errors import RunError, UsageError
 from tests.support import tuning_fakes
 from tests.support.command_line import assert_refused
-from tests.support.tuning_fakes import FakeTrain, accuracy, tiny
+from tests.support.tuning_fakes import TUNERS, FakeTrain, accuracy, in_this_process, plan, tiny
 from tuning import compare, oracles, report, search, tables
+from tuning.chief import role
 from tuning.hypermodel import OBJECTIVES
-from tuning.search import Plan
 from tuning.space import OptimizerSpace
-from tuning.tuner import role
+from tuning.tuner import model_path
 
 DRAW = report.draw
-TUNERS = {
-    "random": {"max_trials": 5},
-    "bayesian": {"max_trials": 8},
-    "hyperband": {},
-    "grid": {},
-}
 
 
 @pytest.fixture
 def fake(monkeypatch):
     """Replaces the training, and what a record says of commit and machine."""
     train = FakeTrain()
+    in_this_process(monkeypatch)
     monkeypatch.setattr(run, "train", train)
-    monkeypatch.setattr(keras.utils, "clear_session", lambda: None)  # a second each
     monkeypatch.setattr(os, "fsync", lambda file: None)
     for name in ("commit", "device", "versions"):
         monkeypatch.setattr(records, name, lambda: None)
@@ -55,15 +49,8 @@ def stay(function, x0, jac=None, **others):
     return scipy.optimize.OptimizeResult(x=x0, fun=value, success=True, status=0, nit=0)
 
 
-def plan(tuner="random", seed=0, epochs=4, optimizer="AdamNorm", **changes):
-    points = 2 if tuner == "grid" else None
-    space = OptimizerSpace(optimizer, points=points)
-    changes = TUNERS[tuner] | changes
-    return Plan(tiny(seed=seed, epochs=epochs, optimizer=optimizer), space, tuner, **changes)
-
-
-def proposals(found):
-    return [(row["arguments"], row["epochs"]) for row in found]
+def proposals(rows):
+    return [(row["arguments"], row["epochs"]) for row in rows]
 
 
 @pytest.mark.parametrize("tuner", TUNERS)
@@ -108,22 +95,22 @@ def test_killed_at_any_write_it_goes_on_as_if_nothing_had_been(tuner, fake, tmp_
         with pytest.raises(Killed):
             search.search(plan(tuner), folder)
         writes = itertools.count(deadline + 1)
-        _, found = search.search(plan(tuner), folder)
-        assert found == unbroken
+        _, rows = search.search(plan(tuner), folder)
+        assert rows == unbroken
         # At most the run that was killed is trained again.
         assert trained <= len(fake.trained) <= trained + 1
 
 
 def test_grid_visits_every_point_once(fake, tmp_path):
-    _, found = search.search(plan("grid"), tmp_path)
-    points = {tuple(row["arguments"].values()) for row in found}
+    _, rows = search.search(plan("grid"), tmp_path)
+    points = {tuple(row["arguments"].values()) for row in rows}
     assert points == set(itertools.product((1e-4, 1e-2), (0.8, 0.999)))
-    assert len(found) == 4
+    assert len(rows) == 4
 
 
 def test_hyperband_trains_as_long_as_it_is_told(fake, tmp_path):
-    _, found = search.search(plan("hyperband", epochs=9), tmp_path)
-    assert {row["epochs"] for row in found} == {1, 3, 9}
+    _, rows = search.search(plan("hyperband", epochs=9), tmp_path)
+    assert {row["epochs"] for row in rows} == {1, 3, 9}
     assert {settings.epochs for settings, _ in fake.trained} == {1, 3, 9}
 
 
@@ -135,20 +122,20 @@ def test_bayesian_search_proposes_nothing_twice(fake, tmp_path, monkeypatch):
         "populate_space",
         lambda self, trial_id: {"status": "RUNNING", "values": dict(once)},
     )
-    _, found = search.search(plan("bayesian"), tmp_path)
-    points = {tuple(row["arguments"].values()) for row in found}
-    assert len(points) == len(found) == 8
+    _, rows = search.search(plan("bayesian"), tmp_path)
+    points = {tuple(row["arguments"].values()) for row in rows}
+    assert len(points) == len(rows) == 8
 
 
 def test_bayesian_search_comes_closer(fake, tmp_path):
-    _, found = search.search(plan("bayesian", max_trials=12), tmp_path)
-    scores = [row["last_epoch_val_accuracy"] for row in found]
+    _, rows = search.search(plan("bayesian", max_trials=12), tmp_path)
+    scores = [row["last_epoch_val_accuracy"] for row in rows]
     assert sum(scores[6:]) > sum(scores[:6])  # the first 6 are random
 
 
 def test_score_is_the_mean_of_the_last_epochs_over_recorded_seeds(fake, tmp_path):
-    folder, found = search.search(plan(seed=3, executions_per_trial=3), tmp_path)
-    for row in found:
+    folder, rows = search.search(plan(seed=3, executions_per_trial=3), tmp_path)
+    for row in rows:
         runs = [
             records.read(folder / f"trial_{row['trial']}" / f"execution{i}" / run.RECORD)
             for i in range(3)
@@ -158,31 +145,31 @@ def test_score_is_the_mean_of_the_last_epochs_over_recorded_seeds(fake, tmp_path
         assert row["val_accuracies"] == last
         assert len(set(last)) == 3
         assert row["last_epoch_val_accuracy"] == pytest.approx(sum(last) / 3)
-    oracle = json.loads((folder / f"trial_{found[0]['trial']}" / "trial.json").read_text())
-    assert oracle["score"] == pytest.approx(found[0]["last_epoch_val_accuracy"])
+    oracle = json.loads((folder / f"trial_{rows[0]['trial']}" / "trial.json").read_text())
+    assert oracle["score"] == pytest.approx(rows[0]["last_epoch_val_accuracy"])
 
 
 def test_loss_is_an_objective_to_be_made_small(fake, tmp_path):
-    folder, found = search.search(plan(objective="last_epoch_val_loss"), tmp_path)
-    best = report.ranked(found, OBJECTIVES["last_epoch_val_loss"])[0]
-    assert best["last_epoch_val_loss"] == min(row["last_epoch_val_loss"] for row in found)
+    folder, rows = search.search(plan(objective="last_epoch_val_loss"), tmp_path)
+    best = report.ranked(rows, "last_epoch_val_loss")[0]
+    assert best["last_epoch_val_loss"] == min(row["last_epoch_val_loss"] for row in rows)
     assert json.loads((folder / report.BEST).read_text()) == best["optimizer"]
 
 
 def test_failed_trials_are_recorded_and_the_search_goes_on(fake, tmp_path, capsys):
     fake.failing = lambda settings: len(fake.trained) <= 4  # keras-tuner gives up after three
-    folder, found = search.search(plan(), tmp_path)
-    assert [row["status"] for row in found] == ["FAILED"] * 4 + ["COMPLETED"]
-    assert found[0]["reason"] == "RunError: The loss is nan at step 3 of epoch 1."
+    folder, rows = search.search(plan(), tmp_path)
+    assert [row["status"] for row in rows] == ["FAILED"] * 4 + ["COMPLETED"]
+    assert rows[0]["reason"] == "DivergedError: The loss is nan at step 3 of epoch 1."
     with open(folder / "trials.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [row["reason"] for row in rows] == [found[0]["reason"]] * 4 + [""]
-    assert rows[0]["last_epoch_val_accuracy"] == ""
+        lines = list(csv.DictReader(file))
+    assert [line["reason"] for line in lines] == [rows[0]["reason"]] * 4 + [""]
+    assert lines[0]["last_epoch_val_accuracy"] == ""
     assert "[4/5] trial 3: learning_rate=" in (printed := capsys.readouterr().out)
-    assert "failed: RunError: The loss is nan" in printed
+    assert "failed: DivergedError: The loss is nan" in printed
     # They stay failed: nothing is tried again.
     fake.trained.clear()
-    assert search.search(plan(), tmp_path)[1] == found
+    assert search.search(plan(), tmp_path)[1] == rows
     assert fake.trained == []
 
 
@@ -192,9 +179,9 @@ def test_a_validation_loss_that_is_no_number_is_a_failure(fake, tmp_path, monkey
     )
     monkeypatch.setattr(records, "validate", lambda record, path: None)
     changed = plan(objective="last_epoch_val_loss")
-    _, found = search.search(changed, tmp_path)
-    assert [row["status"] for row in found] == ["FAILED"] + ["COMPLETED"] * 4
-    assert "validation accuracy after the last epoch is not finite" in found[0]["reason"]
+    _, rows = search.search(changed, tmp_path)
+    assert [row["status"] for row in rows] == ["FAILED"] + ["COMPLETED"] * 4
+    assert "validation accuracy after the last epoch is not finite" in rows[0]["reason"]
 
 
 def test_a_full_disk_is_no_failed_trial(fake, tmp_path, monkeypatch, capsys):
@@ -236,11 +223,11 @@ def test_the_program(fake, tmp_path, capsys):
     assert folder.name.startswith("synthetic-cnn-AdamNorm-random-")
     assert f"Starting afresh in {folder}: 0 of 3 trials" in first
     assert first.count("; best 0.") == 3
-    found = trials(folder)
+    rows = trials(folder)
     with open(folder / "trials.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [float(row["gamma"]) for row in rows] == [row["arguments"]["gamma"] for row in found]
-    best = max(found, key=lambda row: row["last_epoch_val_accuracy"])
+        lines = list(csv.DictReader(file))
+    assert [float(line["gamma"]) for line in lines] == [row["arguments"]["gamma"] for row in rows]
+    best = max(rows, key=lambda row: row["last_epoch_val_accuracy"])
     assert f"Best: learning_rate={best['arguments']['learning_rate']} " in first
     kept = {path.parents[1].name for path in folder.rglob("model.keras")}
     assert kept == {f"trial_{best['trial']}"}
@@ -250,7 +237,7 @@ def test_the_program(fake, tmp_path, capsys):
     # More trials go on from there; the name is the same.
     assert search.main([*options(**{"max-trials": 5}), "--directory", str(tmp_path)]) == 0
     assert f"Resuming {folder}: 3 of 5 trials" in capsys.readouterr().out
-    assert trials(folder)[:3] == found
+    assert trials(folder)[:3] == rows
     assert len(trials(folder)) == len(fake.trained) == 5
 
 
@@ -259,7 +246,7 @@ def test_no_success_is_said(fake, tmp_path, capsys):
     assert search.main([*options(), "--directory", str(tmp_path)]) == 1
     printed = capsys.readouterr().out
     assert "No trial succeeded" in printed
-    assert printed.count("trial 1 failed: RunError: The loss is nan") == 1
+    assert printed.count("trial 1 failed: DivergedError: The loss is nan") == 1
 
 
 @pytest.mark.parametrize(
@@ -420,17 +407,17 @@ def test_compare(fake, tmp_path, capsys):
     assert compare.main(arguments) == 0
     printed = capsys.readouterr().out
     (path,) = tmp_path.glob("*/comparison.json")
-    found = json.loads(path.read_text())
-    assert list(found["optimizers"]) == ["Adam", "AdamNorm"]
+    comparison = json.loads(path.read_text())
+    assert list(comparison["optimizers"]) == ["Adam", "AdamNorm"]
     used = {
         seed for row in trials(next(tmp_path.glob("synthetic-cnn-Adam-*"))) for seed in row["seeds"]
     }
-    assert not used & set(found["seeds"])
+    assert not used & set(comparison["seeds"])
     finals = [settings for settings, folder in fake.trained if "against" in str(folder)]
     assert len(finals) == 6
-    for name, side in found["optimizers"].items():
+    for name, side in comparison["optimizers"].items():
         mine = [settings for settings in finals if settings.optimizer == name]
-        assert [settings.seed for settings in mine] == found["seeds"] == [1000, 1001, 1002]
+        assert [settings.seed for settings in mine] == comparison["seeds"] == [1000, 1001, 1002]
         assert side["trials"] == 3
         assert side["test_accuracies"] == [accuracy(settings) - 0.01 for settings in mine]
         assert {settings.learning_rate for settings in mine} == {side["arguments"]["learning_rate"]}
@@ -539,11 +526,11 @@ def test_tables_of_collected_records(fake, tmp_path):
     rendered = tables.render(text, tmp_path / "results")
     assert tables.render(rendered, tmp_path / "results") == rendered
     assert "old" not in rendered
-    found = json.loads(path.read_text())["optimizers"]["AdamNorm"]
-    assert f"| AdamNorm | 3 | learning rate {found['arguments']['learning_rate']}, " in rendered
-    best = f"{100 * found['last_epoch_val_accuracy']:.2f}"
+    side = json.loads(path.read_text())["optimizers"]["AdamNorm"]
+    assert f"| AdamNorm | 3 | learning rate {side['arguments']['learning_rate']}, " in rendered
+    best = f"{100 * side['last_epoch_val_accuracy']:.2f}"
     (row,) = [line for line in rendered.splitlines() if line.endswith(f"| {best} |")]
-    assert f"gamma={found['arguments']['gamma']}" in row
+    assert f"gamma={side['arguments']['gamma']}" in row
     assert rendered.count("| AdamNorm | ") == 1 + 3
 
 
@@ -560,12 +547,12 @@ def test_picture_shows_every_trial(optimizer, fake, tmp_path, monkeypatch):
 
     monkeypatch.setattr(Axes, "scatter", counted)
     monkeypatch.setattr(report, "draw", DRAW)
-    folder, found = search.search(plan(optimizer=optimizer), tmp_path)
+    folder, rows = search.search(plan(optimizer=optimizer), tmp_path)
     report.main([str(folder / "trials.json"), str(tmp_path / "again.png")])
     assert (tmp_path / "again.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "again.png").read_bytes() == (folder / report.PICTURE).read_bytes()
     x, y, colour = max(drawn, key=lambda points: len(points[0]))
-    ranked = report.ranked(found, OBJECTIVES["last_epoch_val_accuracy"])
+    ranked = report.ranked(rows, "last_epoch_val_accuracy")
     accuracies = [100 * row["last_epoch_val_accuracy"] for row in ranked]
     assert x == [row["arguments"]["learning_rate"] for row in ranked]
     if optimizer == "AdamNorm":
@@ -584,12 +571,12 @@ def test_picture_without_a_success(fake, tmp_path, monkeypatch):
     assert (folder / report.PICTURE).exists()
 
 
-def test_what_is_found_is_used(tmp_path):
+def test_the_best_model_and_its_optimizer_are_of_use(tmp_path):
     """Two real trials: the best model trains on, and its optimizer goes into a run."""
     small = dataclasses.replace(plan(max_trials=2), settings=tiny(epochs=1))
-    folder, found = search.search(small, tmp_path)
-    best = report.ranked(found, OBJECTIVES["last_epoch_val_accuracy"])[0]
-    model = keras.models.load_model(report.model_of(folder, best))
+    folder, rows = search.search(small, tmp_path)
+    best = report.ranked(rows, "last_epoch_val_accuracy")[0]
+    model = keras.models.load_model(model_path(folder, best["trial"]))
     assert int(model.optimizer.iterations) == 3
     assert float(model.optimizer.norm_averages[0]) > 0
     config = json.loads((folder / report.BEST).read_text())

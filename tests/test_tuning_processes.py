@@ -1,13 +1,18 @@
-"""Searches as processes: killed ones go on, and a chief with two workers shares one out."""
+"""Searches as processes: killed ones go on, full disks stop them, a chief shares one out."""
 
+import contextlib
 import json
 import os
 import pathlib
+import re
+import resource
 import signal
 import socket
 import subprocess
 import sys
 import time
+
+import pytest
 
 from examples.training import run
 
@@ -15,6 +20,15 @@ ROOT = pathlib.Path(__file__).parents[1]
 TINY = (
     "--dataset synthetic --image-size 8 --width 4 --train-size 96 --validation-size 32 --epochs 2"
 ).split()
+FAKE = """
+import pathlib, sys, time
+import pytest
+from examples.training import run
+from tests.support import tuning_fakes
+from tuning import search
+tuning_fakes.in_this_process(pytest.MonkeyPatch())
+train = run.train = tuning_fakes.FakeTrain()
+"""
 
 
 def start(code, **environment):
@@ -29,31 +43,47 @@ def start(code, **environment):
     )
 
 
-def wait_for(found, *processes):
-    """Waits until `found()`, unless a process ends before."""
-    while not found():
+def start_search(arguments, before="", **environment):
+    code = f"import sys\n{before}\nfrom tuning import search\nsys.exit(search.main({arguments}))"
+    return start(code, **environment)
+
+
+def wait_for(condition, *processes):
+    """Waits until `condition()`, unless a process ends before."""
+    while not condition():
         ended = [process for process in processes if process.poll() is not None]
         assert not ended, ended[0].communicate()[0]
         time.sleep(0.01)
 
 
-def finish(process):
+def finish(process, status=0):
     output, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, output
+    assert process.returncode == status, output
     return output
+
+
+@contextlib.contextmanager
+def all_ended(*processes):
+    """Leaves no process behind."""
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
 
 
 def trials(folder):
     (path,) = pathlib.Path(folder).glob("*/trials.json")
-    found = json.loads(path.read_text())["trials"]
-    return [{k: v for k, v in row.items() if k != "seconds"} for row in found]
+    rows = json.loads(path.read_text())["trials"]
+    return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
 
 
 def test_a_killed_search_ends_as_an_unbroken_one(tmp_path):
     """Same seed, same trials and the same scores; killed in its second trial, still the same."""
     arguments = [*TINY, "--max-trials", "2"]
     killed, whole = ([*arguments, "--directory", str(tmp_path / n)] for n in ("killed", "whole"))
-    process = start(f"from tuning import search; search.main({killed})")
+    process = start_search(killed)
     wait_for(lambda: list(tmp_path.glob("killed/*/trial_1/execution0/checkpoints")), process)
     process.kill()
     process.communicate()
@@ -61,63 +91,257 @@ def test_a_killed_search_ends_as_an_unbroken_one(tmp_path):
     (first,) = tmp_path.glob(f"killed/*/trial_0/execution0/{run.RECORD}")
     written = first.stat().st_mtime_ns
 
+    # The process that trained has ended with its parent, or the folder would be locked for long.
     code = f"from tuning import search; exit(search.main({killed}) + search.main({whole}))"
     output = finish(start(code))
     assert "1 of 2 trials are finished" in output
     assert first.stat().st_mtime_ns == written
-    found = trials(tmp_path / "killed")
-    assert found == trials(tmp_path / "whole")
-    assert [row["status"] for row in found] == ["COMPLETED"] * 2
+    rows = trials(tmp_path / "killed")
+    assert rows == trials(tmp_path / "whole")
+    assert [row["status"] for row in rows] == ["COMPLETED"] * 2
+
+
+def test_the_search_itself_trains_nothing_and_uses_no_device(tmp_path):
+    """Each trial has a process; TensorFlow's devices are not even set up in that of the search."""
+    arguments = [*TINY, "--max-trials", "2", "--directory", str(tmp_path)]
+    code = (
+        "import os\n"
+        "from tuning import search\n"
+        f"assert search.main({arguments}) == 0\n"
+        "import tensorflow as tf\n"
+        # Once the devices are set up this raises.
+        "tf.config.threading.set_inter_op_parallelism_threads(3)\n"
+        "print('mine:', os.getpid())"
+    )
+    output = finish(start(code))
+    mine = re.search(r"mine: (\d+)", output)[1]
+    events = [path.name for path in tmp_path.glob("*/trial_*/execution0/tensorboard/train/*")]
+    processes = {re.search(r"\.(\d+)\.\d+\.v2$", name)[1] for name in events}
+    assert len(processes) == 2
+    assert mine not in processes
+
+
+@contextlib.contextmanager
+def no_room(folder):
+    """Leaves too little room for a checkpoint in a folder, until the function it gives is called.
+
+    A disk of 3 MB if this process may mount one; otherwise the processes that it starts may write
+    no file over 1 MB, and get an OSError of the system for it too.
+    """
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(folder)]
+    if subprocess.run(mount, capture_output=True).returncode == 0:
+        more = ["mount", "-o", "remount,size=100m", str(folder)]
+        try:
+            yield lambda: subprocess.run(more, check=True)
+        finally:
+            subprocess.run(["umount", str(folder)], check=True)
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, hard))
+    try:
+        yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_stops_a_search_and_with_room_it_goes_on(tmp_path):
+    arguments = [*TINY, "--width", "96", "--max-trials", "1"]
+    arguments += ["--directory", str(tmp_path / "disk")]
+    with no_room(tmp_path / "disk") as make_room:
+        output = finish(start_search(arguments), 1)
+        (error,) = re.findall("python -m tuning.search: error: .*", output)
+        assert "Trial 0 was stopped: Cannot use the output folder" in error
+        assert re.search("No space left on device|File too large", error)
+        assert "Traceback" not in output
+        make_room()
+        finish(start_search(arguments))
+        (row,) = trials(tmp_path / "disk")
+        assert row["status"] == "COMPLETED"
+
+
+def test_a_trial_that_diverges_is_told_in_a_line(tmp_path):
+    arguments = [*TINY, "--optimizer", "SGD", "--learning-rate", "1e30", "1e31"]
+    arguments += ["--max-trials", "1", "--directory", str(tmp_path)]
+    output = finish(start_search(arguments), 1)
+    assert "Traceback" not in output
+    assert output.count("DivergedError: The loss is ") == 2  # when it ends, and in the summary
+    (row,) = trials(tmp_path)
+    assert row["status"] == "FAILED"
+
+
+def train_and(act, folder):
+    """Starts a search, acts while it trains, and returns its process and the one that trained.
+
+    Args:
+        act: Function of the search's process, and of the id of the one that trains.
+        folder: Path of the search.
+    """
+    process = start_search([*TINY, "--max-trials", "1", "--directory", str(folder)])
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(all_ended(process))
+        wait_for(lambda: list(folder.glob("*/trial_0/execution0/checkpoints")), process)
+        children = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+        trainer = int(children.split()[-1])
+        act(process, trainer)
+        stack.pop_all()
+    return process, trainer
+
+
+def test_a_process_that_dies_stops_the_search_and_fails_no_trial(tmp_path):
+    """The process that trains is killed, as the system does when there is no memory left."""
+    process, _ = train_and(lambda process, trainer: os.kill(trainer, signal.SIGKILL), tmp_path)
+    output = finish(process, 1)
+    assert "Trial 0 was stopped: The process that trained was killed by SIGKILL" in output
+    assert "Traceback" not in output
+    (trial,) = tmp_path.glob("*/trial_0/trial.json")
+    assert json.loads(trial.read_text())["status"] == "RUNNING"
+
+
+def test_ctrl_c_ends_search_and_training(tmp_path):
+    process, trainer = train_and(lambda process, _: process.send_signal(signal.SIGINT), tmp_path)
+    output = finish(process, 130)
+    assert "Traceback" not in output
+    assert output.count("error: interrupted; the same command goes on") == 1
+    assert not pathlib.Path(f"/proc/{trainer}").exists()
+
+
+class Machines:
+    """A chief and its workers, whose runs take no time.
+
+    Args:
+        folder: Path of the folder that they share.
+        *arguments: Of the search.
+    """
+
+    def __init__(self, folder, *arguments):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        self.folder = folder
+        self._arguments = [*TINY, *arguments]
+
+    def start(self, tuner_id, before="", folder=None):
+        return start_search(
+            [*self._arguments, "--directory", str(folder or self.folder)],
+            FAKE + before,
+            KERASTUNER_TUNER_ID=tuner_id,
+            KERASTUNER_ORACLE_IP="127.0.0.1",
+            KERASTUNER_ORACLE_PORT=str(self.port),
+        )
+
+    def begun_by(self, tuner_id):
+        return sum(tuner_id in names for names in self.begun())
+
+    def begun(self):
+        """Who began each trial."""
+        return [
+            path.read_text().split() for path in sorted(self.folder.glob("*/trial_*/*/started"))
+        ]
+
+
+def until(path):
+    """Code that makes a worker's runs wait for a file."""
+    return (
+        "def wait(settings):\n"
+        f"    while not pathlib.Path({str(path)!r}).exists(): time.sleep(0.01)\n"
+        "train.failing = wait\n"
+    )
 
 
 def test_chief_and_two_workers(tmp_path):
     """One worker is killed in its second trial and stays away: the other one takes that over."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    arguments = [*TINY, "--max-trials", "6", "--directory", str(tmp_path), "--worker-timeout", "5"]
+    machines = Machines(tmp_path, "--max-trials", "6", "--worker-timeout", "5")
     go = tmp_path / "go"
-
-    def code(before):
-        return (
-            "import pathlib, sys, time\n"
-            "from examples.training import run\n"
-            "from tests.support.tuning_fakes import FakeTrain\n"
-            "from tuning import search\n"
-            "train = run.train = FakeTrain()\n"
-            f"{before}\n"
-            f"sys.exit(search.main({arguments}))"
-        )
-
-    def begin(tuner_id, before=""):
-        address = {"KERASTUNER_ORACLE_IP": "127.0.0.1", "KERASTUNER_ORACLE_PORT": str(port)}
-        return start(code(before), KERASTUNER_TUNER_ID=tuner_id, **address)
-
-    def begun_by(tuner_id):
-        names = [path.read_text().split() for path in tmp_path.glob("*/trial_*/*/started")]
-        return sum(tuner_id in line for line in names)
-
     hang = "train.failing = lambda settings: len(train.trained) == 2 and time.sleep(1000)"
     wait = f"while not pathlib.Path({str(go)!r}).exists(): time.sleep(0.01)"
     # Longer than the time after which a worker would be given up.
     slow = "train.failing = lambda settings: len(train.trained) == 1 and time.sleep(7)"
-    processes = [begin("chief"), begin("lost", hang), begin("busy", f"{wait}\n{slow}")]
-    chief, lost, busy = processes
-    try:
-        wait_for(lambda: begun_by("lost") == 2, *processes)
+    chief = machines.start("chief")
+    lost = machines.start("lost", hang)
+    busy = machines.start("busy", f"{wait}\n{slow}")
+    with all_ended(chief, lost, busy):
+        wait_for(lambda: machines.begun_by("lost") == 2, chief, lost, busy)
         go.touch()
-        wait_for(lambda: begun_by("busy"), *processes)
+        wait_for(lambda: machines.begun_by("busy"), chief, lost, busy)
         lost.kill()
         finish(busy)
         output = finish(chief)
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-    found = trials(tmp_path)
-    assert [row["trial"] for row in found] == list("012345")
-    assert [row["status"] for row in found] == ["COMPLETED"] * 6
-    runs = [path.read_text().split() for path in sorted(tmp_path.glob("*/trial_*/*/started"))]
-    assert runs == [["lost"], ["lost", "busy"], *[["busy"]] * 4]
+    rows = trials(tmp_path)
+    assert [row["trial"] for row in rows] == list("012345")
+    assert [row["status"] for row in rows] == ["COMPLETED"] * 6
+    assert machines.begun() == [["lost"], ["lost", "busy"], *[["busy"]] * 4]
     assert output.count("is silent for") == output.count("lost is silent for") == 1
     assert output.count("/6] trial ") == 6  # the chief shows all of it
     assert "Best: " in output
+
+
+def test_a_worker_finds_the_chief_that_was_started_again(tmp_path):
+    """Killed while a worker trains, the chief comes back with another worker: all end well."""
+    machines = Machines(tmp_path, "--max-trials", "3")
+    go = tmp_path / "go"
+    chief, first = machines.start("chief"), machines.start("first", until(go))
+    with all_ended(chief, first):
+        wait_for(lambda: machines.begun_by("first"), chief, first)
+        chief.kill()
+        go.touch()
+        wait_for(lambda: "does not answer; still trying" in first.stdout.readline(), first)
+        again, second = machines.start("chief"), machines.start("second")
+        with all_ended(again, second):
+            assert "answers again" in finish(first)
+            finish(second)
+            output = finish(again)
+    assert "Resuming" in output
+    assert [row["status"] for row in trials(tmp_path)] == ["COMPLETED"] * 3
+    assert machines.begun()[0] == ["first"]  # the chief knew who had it
+
+
+@pytest.mark.parametrize("chief_was_there", [False, True])
+def test_a_worker_gives_a_chief_up_that_does_not_answer(chief_was_there, tmp_path):
+    machines = Machines(tmp_path, "--max-trials", "3", "--chief-timeout", "3")
+    go = tmp_path / "go"
+    chief = machines.start("chief") if chief_was_there else None
+    worker = machines.start("worker", until(go))
+    with all_ended(worker):
+        if chief_was_there:
+            with all_ended(chief):
+                wait_for(lambda: machines.begun_by("worker"), chief, worker)
+        go.touch()
+        output = finish(worker, 1)
+    assert "giving up if it does not answer for 3 s" in output
+    (error,) = re.findall("python -m tuning.search: error: .*", output)
+    assert f"The chief at 127.0.0.1:{machines.port} has not answered for 3 s." in error
+    assert "Traceback" not in output
+
+
+def test_a_worker_with_another_folder_is_refused(tmp_path):
+    machines = Machines(tmp_path / "chief", "--max-trials", "1")
+    chief = machines.start("chief")
+    # It has the same search there, begun before.
+    own = [*TINY, "--max-trials", "1", "--directory", str(tmp_path / "own")]
+    finish(start_search(own, FAKE))
+    with all_ended(chief):
+        output = finish(machines.start("worker", folder=tmp_path / "own"), 1)
+        assert "is not the folder of the chief at 127.0.0.1:" in output
+        assert "Traceback" not in output
+        finish(machines.start("good"))
+        finish(chief)
+
+
+def test_a_chief_that_cannot_go_on_ends_and_tells_its_workers(tmp_path):
+    full = (
+        "from tuning import report\n"
+        "def write(*arguments): raise OSError(28, 'No space left on device')\n"
+        "report.write = write"
+    )
+    machines = Machines(tmp_path, "--max-trials", "3")
+    chief, worker = machines.start("chief", full), machines.start("worker")
+    with all_ended(chief, worker):
+        assert "The chief has stopped: [Errno 28] No space left on device" in finish(worker, 1)
+        output = finish(chief, 1)
+    assert "error: Cannot go on: [Errno 28] No space left on device" in output
+    # With room it goes on, and loses nothing.
+    chief, worker = machines.start("chief"), machines.start("worker")
+    with all_ended(chief, worker):
+        finish(worker)
+        finish(chief)
+    assert machines.begun() == [["worker"]] * 3

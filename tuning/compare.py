@@ -25,7 +25,7 @@ import sys
 from examples.demo import PAIRS
 from examples.study import intervals
 from examples.training.checks import check_integer
-from examples.training.recipes import UsageError
+from examples.training.errors import UsageError
 from tuning import search
 
 PROGRAM = "python -m tuning.compare"
@@ -46,24 +46,21 @@ def compare(plans, seeds, directory, data_dir=None, verbose=0):
     Returns:
         `(path, comparison)`: where it was written, and a dictionary.
     """
-    import keras_tuner
+    from examples.training import records, run
+    from tuning import chief, report, trial_process
+    from tuning.project import SearchError, read_record, write_json
 
-    from examples.training import run
-    from tuning import report
-    from tuning.hypermodel import OBJECTIVES
-    from tuning.tuner import role
-
-    if role() != "alone":
+    if chief.role() != "alone":
         raise UsageError("A comparison runs alone: unset KERASTUNER_TUNER_ID and its like")
     best, names = {}, []
     for optimizer, plan in plans.items():
         print(f"\nSearching for {optimizer}", flush=True)
-        folder, found = search.search(plan, directory, data_dir=data_dir, verbose=verbose)
-        names.append(folder.name)
-        ranked = report.ranked(found, OBJECTIVES[plan.objective])
+        search_folder, rows = search.search(plan, directory, data_dir=data_dir, verbose=verbose)
+        names.append(search_folder.name)
+        ranked = report.ranked(rows, plan.objective)
         if not ranked:
-            raise keras_tuner.errors.FatalRuntimeError(f"No trial of {optimizer} succeeded.")
-        best[optimizer] = ranked[0] | {"trials": len(found)}
+            raise SearchError(f"No trial of {optimizer} succeeded.")
+        best[optimizer] = ranked[0] | {"trials": len(rows)}
     folder = pathlib.Path(directory) / "-against-".join(reversed(names))
     sides = {
         optimizer: {
@@ -79,17 +76,17 @@ def compare(plans, seeds, directory, data_dir=None, verbose=0):
     for seed in fresh:
         for optimizer, plan in plans.items():
             settings = _at(plan.settings, best[optimizer]["arguments"], seed)
+            run_folder = folder / f"{optimizer}-trial{best[optimizer]['trial']}-seed{seed}"
             print(f"{optimizer}, seed {seed}: ", end="", flush=True)
             try:
-                record = run.train(
-                    settings,
-                    folder / f"{optimizer}-trial{best[optimizer]['trial']}-seed{seed}",
-                    data_dir,
-                    verbose,
-                    keep_model=False,
-                )
-            except run.RunError as error:
-                raise keras_tuner.errors.FatalRuntimeError(str(error)) from error
+                trial_process.train([(settings, run_folder, False)], data_dir, verbose)
+                record = read_record(run_folder / run.RECORD)
+            except (
+                records.RecordError,
+                trial_process.ProcessStopped,
+                trial_process.TrialDiverged,
+            ) as error:
+                raise SearchError(str(error)) from error
             sides[optimizer]["test_accuracies"].append(record["test"]["accuracy"])
     comparison = {
         "schema": 1,
@@ -104,7 +101,7 @@ def compare(plans, seeds, directory, data_dir=None, verbose=0):
         "device": record["device"],
     }
     path = folder / RECORD
-    report.write_json(path, comparison)
+    write_json(path, comparison)
     return path, comparison
 
 
@@ -142,14 +139,14 @@ def rows(comparison):
             )
         )
     plain, variant = comparison["optimizers"]
-    found = difference(comparison)
-    said = intervals.verdict(plain, variant, found)
-    lines.append((f"{variant} - {plain}", "", said, "", *_percent(found, "+")))
+    interval = difference(comparison)
+    verdict = intervals.verdict(plain, variant, interval)
+    lines.append((f"{variant} - {plain}", "", verdict, "", *_percent(interval, "+")))
     return lines
 
 
-def _percent(found, sign):
-    mean, low, high = (f"{100 * value:{sign}.2f}" for value in found)
+def _percent(interval, sign):
+    mean, low, high = (f"{100 * value:{sign}.2f}" for value in interval)
     return mean, f"{low} to {high}"
 
 

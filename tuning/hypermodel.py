@@ -1,6 +1,5 @@
 """The examples' models as a `keras_tuner.HyperModel`, and what a search tries to make large."""
 
-import dataclasses
 import functools
 
 import keras
@@ -20,8 +19,8 @@ class ExampleHyperModel(keras_tuner.HyperModel):
     """A model and a data set of the examples, with an optimizer that is searched.
 
     It works with any tuner of keras-tuner, which should be given one of `OBJECTIVES`, and whose
-    `search` needs no data. `python -m tuning.search` trains by `trial_settings` instead, so that
-    every execution has a seed of its own, a record, and goes on where it was stopped.
+    `search` needs no data. `python -m tuning.search` does more: there every execution has a
+    process, a seed and a record of its own, and goes on where it was stopped.
 
     Args:
         settings: `examples.training.recipes.Settings`: model, data and recipe. Its optimizer gives
@@ -63,21 +62,9 @@ class ExampleHyperModel(keras_tuner.HyperModel):
         """Declares the space without building a model."""
         self.space.declare(hp)
 
-    def trial_settings(self, hp, **changes):
-        """The settings of a run at the point that `hp` stands for, with changes on top."""
-        arguments = self.space.arguments(hp)
-        rate = arguments.pop("learning_rate", self.settings.learning_rate)
-        return dataclasses.replace(
-            self.settings,
-            optimizer=self.space.optimizer,
-            optimizer_arguments=self.settings.optimizer_arguments | arguments,
-            learning_rate=rate,
-            **changes,
-        )
-
     def build(self, hp):
         """The compiled model."""
-        settings = self.trial_settings(hp)
+        settings = self.space.settings(hp, self.settings)
         model = models.build(
             settings.model,
             self.data.num_classes,
@@ -90,7 +77,7 @@ class ExampleHyperModel(keras_tuner.HyperModel):
 
     def fit(self, hp, model, epochs=None, initial_epoch=0, callbacks=(), **kwargs):
         """Trains by the recipe and returns the values of the last epoch."""
-        settings = self.trial_settings(hp)
+        settings = self.space.settings(hp, self.settings)
         epochs = settings.epochs if epochs is None else epochs
         schedule = keras.callbacks.LearningRateScheduler(
             lambda epoch: recipes.learning_rate_at(

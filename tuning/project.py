@@ -1,13 +1,18 @@
-"""The folder of a search: whose it is, and what is found in it."""
+"""The folder of a search: whose it is, and how its files are read."""
 
 import hashlib
 import json
+import pathlib
 
 from examples.training import records
 from examples.training.errors import RunError
 from examples.training.locks import FOLDER_LOCK
 
 IDENTITY = "search.json"
+
+
+class SearchError(RuntimeError):
+    """Why a search cannot go on, and what can be done. What it has found so far is kept."""
 
 
 def name_of(identity):
@@ -18,31 +23,73 @@ def name_of(identity):
     return "-".join([settings["dataset"], settings["model"], optimizer, identity["tuner"], digest])
 
 
+def read_json(path, advice=""):
+    """What a JSON file holds, which must be an object.
+
+    Args:
+        path: Path of the file.
+        advice: A sentence that ends the message, what to do about a file that is damaged.
+
+    Raises:
+        SearchError: Naming the file, if it is missing or damaged.
+    """
+    try:
+        content = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError("it is no JSON object")
+    except FileNotFoundError as error:
+        raise SearchError(f"{path} is missing. {advice}".rstrip()) from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise SearchError(f"{path} is damaged ({error}). {advice}".rstrip()) from error
+    return content
+
+
+def read_record(path):
+    """A run's record.
+
+    Raises:
+        RecordError: Naming the file, if it is missing, damaged or no record.
+    """
+    try:
+        return records.read(path)
+    except FileNotFoundError as error:
+        raise records.RecordError(f"{path} is missing") from error
+    except (OSError, RecursionError) as error:
+        raise records.RecordError(f"{path} cannot be read: {error}") from error
+
+
+def write_json(path, content):
+    """Writes JSON, whole or not at all."""
+    with records.replacing(path) as temporary:
+        temporary.write_text(json.dumps(content, indent=1) + "\n")
+
+
 def claim(folder, identity):
     """Marks a new folder as this search's.
 
     Raises:
         RunError: If it is another's, in the words of the first difference.
+        SearchError: If the file that says whose it is, is damaged.
     """
-    if (folder / IDENTITY).exists():
-        check(folder, identity)
-        return
-    if any(path.name != FOLDER_LOCK for path in folder.iterdir()):
-        raise RunError(f"{folder} is not empty and holds no search. Choose another --project-name.")
-    with records.replacing(folder / IDENTITY) as temporary:
-        temporary.write_text(json.dumps(identity, indent=1) + "\n")
-
-
-def check(folder, identity):
-    """Raises RunError unless the folder holds this search."""
     path = folder / IDENTITY
-    try:
-        saved = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise RunError(
-            f"{path} cannot be read: {error}. Chief and workers need one folder that they share."
-        ) from error
-    difference = _difference(saved, identity)
+    # A folder of the search's own name can be no other's.
+    ours = folder.name == name_of(identity)
+    if path.exists():
+        other = "Choose another --project-name."
+        check(folder, identity, "Delete it, and the same command goes on." if ours else other)
+        return
+    if not ours and _holds_files(folder):
+        raise RunError(f"{folder} is not empty and holds no search. Choose another --project-name.")
+    write_json(path, identity)
+
+
+def _holds_files(folder):
+    return any(path.name != FOLDER_LOCK for path in folder.iterdir())
+
+
+def check(folder, identity, advice=""):
+    """Raises RunError unless the folder holds this search."""
+    difference = _difference(read_json(folder / IDENTITY, advice), identity)
     if difference:
         raise RunError(
             f"{folder} holds another search: {difference}. Choose another --project-name, or "

@@ -8,49 +8,51 @@ import csv
 import json
 import pathlib
 
-from examples.training import records, run
+from examples.training import records
 from tuning.hypermodel import OBJECTIVES
-from tuning.tuner import FAILED
+from tuning.project import write_json
 
 BEST = "best_optimizer.json"
 PICTURE = "search.png"
 
 
-def rows(oracle, tuner):
+def rows(oracle, trials):
     """One dictionary per trial, in the order in which they were begun.
 
     A trial's accuracies are those of the last epoch on the validation images, one per execution;
     `test_accuracy` is not among them: it is for the final number, not for choices.
+
+    Args:
+        oracle: One of `tuning.oracles.ORACLES`, made.
+        trials: `tuning.tuner.Trials`.
+
+    Raises:
+        RecordError: If a record that a trial needs is missing or damaged.
     """
-    return [_row(oracle.trials[trial_id], tuner) for trial_id in oracle.start_order]
+    return [_row(oracle.trials[trial_id], trials) for trial_id in oracle.start_order]
 
 
-def _row(trial, tuner):
-    folder = tuner.folder_of(trial)
-    hypermodel = tuner.hypermodel
-    runs = [
-        records.read(path)
-        for i in range(tuner.executions_per_trial)
-        if (path := folder / f"execution{i}" / run.RECORD).exists()
-    ]
-    reason = None
-    if trial.status == "FAILED":
-        reason = json.loads((folder / FAILED).read_text())["reason"]
+def _row(trial, trials):
+    completed = trial.status == "COMPLETED"
+    if completed:
+        runs = trials.records(trial)
+    else:
+        runs = trials.readable_records(trial) if trial.status == "FAILED" else []
+    settings = trials.settings_of(trial)[0]
     accuracies = [r["validation"]["accuracy"] for r in runs]
     losses = [r["validation"]["loss"] for r in runs]
-    ended = trial.status == "COMPLETED"
     return {
         "trial": trial.trial_id,
         "status": trial.status,
-        "arguments": hypermodel.space.arguments(trial.hyperparameters.copy()),
-        "epochs": trial.hyperparameters.values.get("tuner/epochs", hypermodel.settings.epochs),
-        "last_epoch_val_accuracy": _mean(accuracies) if ended else None,
-        "last_epoch_val_loss": _mean(losses) if ended else None,
+        "arguments": trials.plan.space.arguments(trial.hyperparameters.copy()),
+        "epochs": settings.epochs,
+        "last_epoch_val_accuracy": _mean(accuracies) if completed else None,
+        "last_epoch_val_loss": _mean(losses) if completed else None,
         "seeds": [r["settings"]["seed"] for r in runs],
         "val_accuracies": accuracies,
         "val_losses": losses,
         "seconds": round(sum(r["seconds"] for r in runs), 1),
-        "reason": reason,
+        "reason": trials.reason(trial),
         "optimizer": runs[0]["optimizer"] if runs else None,
     }
 
@@ -59,39 +61,42 @@ def _mean(values):
     return sum(values) / len(values)
 
 
-def ranked(found, objective):
-    """The completed trials, best first; the earlier one of two that are equal."""
-    completed = [row for row in found if row["status"] == "COMPLETED"]
-    return sorted(
-        completed, key=lambda row: row[objective.name], reverse=objective.direction == "max"
-    )
+def ranked(rows, objective):
+    """The completed trials, best first; the earlier one of two that are equal.
+
+    Args:
+        rows: List of dictionaries, as `rows` gives them.
+        objective: A name of `tuning.hypermodel.OBJECTIVES`.
+    """
+    completed = [row for row in rows if row["status"] == "COMPLETED"]
+    largest_first = OBJECTIVES[objective].direction == "max"
+    return sorted(completed, key=lambda row: row[objective], reverse=largest_first)
 
 
-def document(found, identity):
-    """All trials and what they come from, as JSON can hold it."""
-    return {
-        "schema": 1,
-        "search": identity,
-        "trials": found,
-        "commit": records.commit(),
-        "versions": records.versions(),
-        "device": records.device(),
-    }
+def document(rows, identity, machine):
+    """All trials and what they come from, as JSON can hold it.
+
+    Args:
+        rows: List of dictionaries, as `rows` gives them.
+        identity: Dictionary, as `tuning.search.Plan.identity` gives it.
+        machine: Dictionary with `commit`, `versions` and `device`.
+    """
+    return {"schema": 1, "search": identity, "trials": rows} | machine
 
 
-def write(folder, found, objective, identity):
+def write(folder, document):
     """Writes `trials.json`, `trials.csv` and the best optimizer's config, each whole or not at all.
 
     The config is what `keras.optimizers.deserialize` and `examples.train --optimizer-config` take.
     """
-    write_json(folder / "trials.json", document(found, identity))
-    flat = [_flat(row) for row in found]
+    write_json(folder / "trials.json", document)
+    flat = [_flat(row) for row in document["trials"]]
     with records.replacing(folder / "trials.csv") as temporary:
         with open(temporary, "w", newline="") as file:
             writer = csv.DictWriter(file, list(flat[0]))
             writer.writeheader()
             writer.writerows(flat)
-    best = ranked(found, objective)
+    best = ranked(document["trials"], document["search"]["objective"])
     if best:
         write_json(folder / BEST, best[0]["optimizer"])
 
@@ -103,12 +108,6 @@ def _flat(row):
     return {"trial": joined.pop("trial"), **row["arguments"], **joined}
 
 
-def write_json(path, value):
-    """Writes JSON, whole or not at all."""
-    with records.replacing(path) as temporary:
-        temporary.write_text(json.dumps(value, indent=1) + "\n")
-
-
 def describe(arguments):
     """Arguments in a line.
 
@@ -118,26 +117,26 @@ def describe(arguments):
     return " ".join(f"{name}={value}" for name, value in arguments.items())
 
 
-def line(trial_id, found, objective, max_trials):
+def line(trial_id, rows, objective, max_trials):
     """A trial that has ended, and the best so far, in a line."""
-    (row,) = [row for row in found if row["trial"] == trial_id]
-    ended = [row for row in found if row["status"] != "RUNNING"]
+    (row,) = [row for row in rows if row["trial"] == trial_id]
+    ended = [row for row in rows if row["status"] in ("COMPLETED", "FAILED")]
     if row["status"] == "FAILED":
         result = f"failed: {row['reason']}"
     else:
-        result = f"{objective.name}={row[objective.name]:.4f} ({row['seconds']:.0f} s)"
-    best = ranked(found, objective)[:1]
-    so_far = f"; best {best[0][objective.name]:.4f}, trial {best[0]['trial']}" if best else ""
+        result = f"{objective}={row[objective]:.4f} ({row['seconds']:.0f} s)"
+    best = ranked(rows, objective)[:1]
+    so_far = f"; best {best[0][objective]:.4f}, trial {best[0]['trial']}" if best else ""
     return (
         f"[{len(ended)}/{max_trials or '?'}] trial {trial_id}: {describe(row['arguments'])}: "
         f"{result}{so_far}"
     )
 
 
-def table(found, objective, count=5):
+def table(rows, objective, count=5):
     """The best trials as text, and how many failed."""
-    best = ranked(found, objective)
-    names = list(found[0]["arguments"])
+    best = ranked(rows, objective)
+    names = list(rows[0]["arguments"])
     header = ["trial", *names, "epochs", "val. accuracy", "val. loss", "seconds"]
     lines = [header]
     for row in best[:count]:
@@ -153,7 +152,7 @@ def table(found, objective, count=5):
         )
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     text = ["  ".join(map(str.rjust, line, widths)) for line in lines]
-    failed = [row for row in found if row["status"] == "FAILED"]
+    failed = [row for row in rows if row["status"] == "FAILED"]
     text += [f"trial {row['trial']} failed: {row['reason']}" for row in failed]
     return "\n".join(text)
 
@@ -174,13 +173,13 @@ def draw(document, path):
     axes = [name for name, part in searched["searched"].items() if isinstance(part, dict)][:2]
     plane = sorted(axes) == ["gamma", "learning_rate"]
     names = ["learning_rate", "gamma"] if plane else axes[:1]
-    done = ranked(document["trials"], OBJECTIVES[document["search"]["objective"]])
+    done = ranked(document["trials"], document["search"]["objective"])
     failed = [row for row in document["trials"] if row["status"] == "FAILED"]
     accuracy = [100 * row["last_epoch_val_accuracy"] for row in done]
 
     def values(name, rows):
-        found = [row["arguments"][name] for row in rows]
-        return [1 - value for value in found] if name == "gamma" else found
+        given = [row["arguments"][name] for row in rows]
+        return [1 - value for value in given] if name == "gamma" else given
 
     figure, axis = pyplot.subplots(figsize=(6, 4.2), layout="constrained")
     for name, which in zip(names, "xy", strict=False):
@@ -211,11 +210,6 @@ def draw(document, path):
     with records.replacing(path) as temporary:
         figure.savefig(temporary, dpi=110)
     pyplot.close(figure)
-
-
-def model_of(folder, row):
-    """Where the trained model of a trial lies, if it is kept."""
-    return folder / f"trial_{row['trial']}" / "execution0" / "model.keras"
 
 
 def main(arguments=None):

@@ -26,7 +26,6 @@ exit status: 0 done, 1 could not go on or no trial succeeded, 2 wrong options, 1
 
 import argparse
 import contextlib
-import copy
 import dataclasses
 import json
 import os
@@ -35,7 +34,8 @@ import sys
 
 from examples.training.checks import check_integer
 from examples.training.command_line import DefaultsHelp, Parser, complain
-from examples.training.recipes import Settings, UsageError
+from examples.training.errors import UsageError
+from examples.training.recipes import Settings
 
 PROGRAM = "python -m tuning.search"
 TUNERS = ("random", "bayesian", "hyperband", "grid")
@@ -103,7 +103,7 @@ class Plan:
         settings = self.settings.as_dict()
         for name in ("optimizer", "learning_rate", "optimizer_config"):
             settings.pop(name)
-        found = {
+        identity = {
             "space": self.space.describe(),
             "tuner": self.tuner,
             "objective": self.objective,
@@ -111,7 +111,7 @@ class Plan:
             "data": fingerprint,
             "settings": settings,
         }
-        return json.loads(json.dumps(found))
+        return json.loads(json.dumps(identity))
 
 
 def search(
@@ -121,8 +121,11 @@ def search(
     data_dir=None,
     verbose=0,
     worker_timeout=60.0,
+    chief_timeout=300.0,
 ):
-    """Searches, or goes on with a search, and returns what was found.
+    """Searches, or goes on with a search, and returns what it gave.
+
+    This process trains nothing, and leaves memory and accelerator to those that do.
 
     Args:
         plan: `Plan`.
@@ -132,6 +135,7 @@ def search(
         data_dir: Path that is handed to `examples.training.data.load`.
         verbose: 0, 1 or 2, for each run as in `keras.Model.fit`.
         worker_timeout: Seconds until a silent worker's trial is handed on.
+        chief_timeout: Seconds until a worker gives up a chief that does not answer.
 
     Returns:
         `(folder, rows)`: the search's folder, and what `tuning.report.rows` says of its trials;
@@ -140,73 +144,96 @@ def search(
     Raises:
         UsageError: If an argument is wrong or there are no data.
         RunError: If the folder cannot be used, or is another search's.
-        keras_tuner.errors.FatalError: If the search cannot go on.
+        SearchError: If the search cannot go on.
     """
-    import keras_tuner
+    from examples.training import records, run
+    from tuning import chief, project, trial_process
+    from tuning.tuner import Trials
 
-    from examples.training import run
-    from tuning import project, report
-    from tuning.hypermodel import OBJECTIVES, ExampleHyperModel
-    from tuning.tuner import ExampleTuner, role
-
-    here = role()
-    run.check(plan.settings)
-    hypermodel = ExampleHyperModel(plan.settings, plan.space, data_dir)
-    # Of a copy, which lets go of the images again.
-    images = copy.copy(hypermodel).data
-    identity = plan.identity(images.fingerprint)
-    del images
+    role = chief.role()
+    try:
+        machine = trial_process.describe(plan.settings, data_dir)
+    except trial_process.ProcessStopped as error:
+        raise project.SearchError(str(error)) from error
+    identity = plan.identity(machine.pop("fingerprint"))
     folder = pathlib.Path(directory) / (project_name or project.name_of(identity))
-    objective = OBJECTIVES[plan.objective]
+    trials = Trials(plan, folder, data_dir, verbose)
+    if role == "worker":
+        _work_for_chief(trials, identity, worker_timeout, chief_timeout)
+        return folder, None
+    with run.exclusive(folder):
+        project.claim(folder, identity)
+        try:
+            return folder, _search(trials, identity, machine, role, worker_timeout)
+        except (OSError, records.RecordError) as error:
+            raise project.SearchError(f"Cannot go on: {error}") from error
+
+
+def _search(trials, identity, machine, role, worker_timeout):
+    """Runs a search alone or as the chief, and returns the rows of its trials."""
+    from tuning import chief, report
+    from tuning.oracles import ENDED
+    from tuning.tuner import model_path, work
+
+    plan, folder = trials.plan, trials.folder
 
     def on_end(trial):
-        found = report.rows(oracle, tuner)
-        report.write(folder, found, objective, identity)
-        for row in report.ranked(found, objective)[1:]:
-            report.model_of(folder, row).unlink(missing_ok=True)
-        print(report.line(trial.trial_id, found, objective, oracle.max_trials), flush=True)
+        rows = report.rows(oracle, trials)
+        report.write(folder, report.document(rows, identity, machine))
+        for row in report.ranked(rows, plan.objective)[1:]:
+            model_path(folder, row["trial"]).unlink(missing_ok=True)
+        print(report.line(trial.trial_id, rows, plan.objective, oracle.max_trials), flush=True)
 
-    oracle = _oracle(plan, objective, on_end, worker_timeout)
-    with contextlib.ExitStack() as stack:
-        if here == "worker":
-            print(f"Waiting for the chief; project {folder}", flush=True)
-        else:
-            stack.enter_context(run.exclusive(folder))
-            project.claim(folder, identity)
-        tuner = ExampleTuner(oracle, hypermodel, folder, plan.executions_per_trial, verbose)
-        if here == "worker":
-            tuner.oracle.get_space()  # answers when the chief is there
-            project.check(folder, identity)
-            tuner.search()
-            return folder, None
-        ended = len([t for t in oracle.trials.values() if t.status in ("COMPLETED", "FAILED")])
-        began = (
-            f"Resuming {folder}: {ended}" if oracle.trials else f"Starting afresh in {folder}: 0"
-        )
-        print(f"{began} of {oracle.max_trials or 'all'} trials are finished", flush=True)
-        try:
-            tuner.search()
-        except OSError as error:
-            raise keras_tuner.errors.FatalRuntimeError(f"Cannot go on: {error}") from error
-        found = report.rows(oracle, tuner)
-        report.write(folder, found, objective, identity)
-        if plan.space.numbers:
-            report.draw(report.document(found, identity), folder / report.PICTURE)
-        return folder, found
+    oracle = _oracle(plan, on_end=on_end, missing=trials.missing, worker_timeout=worker_timeout)
+    oracle.place(folder)
+    plan.space.declare(oracle.hyperparameters)
+    if role == "chief":
+        chief.check_address()
+    began = "Starting afresh in"
+    if oracle.saved():
+        oracle.reload(keep_workers=role == "chief")
+        began = "Resuming"
+    ended = len([trial for trial in oracle.trials.values() if trial.status in ENDED])
+    print(
+        f"{began} {folder}: {ended} of {oracle.max_trials or 'all'} trials are finished", flush=True
+    )
+    if role == "chief":
+        chief.serve(oracle, folder)
+    else:
+        work(oracle, trials, chief.tuner_id())
+    rows = report.rows(oracle, trials)
+    document = report.document(rows, identity, machine)
+    report.write(folder, document)
+    if plan.space.numbers:
+        report.draw(document, folder / report.PICTURE)
+    return rows
 
 
-def _oracle(plan, objective, on_end, worker_timeout):
-    from tuning.tuner import ORACLES
+def _work_for_chief(trials, identity, worker_timeout, chief_timeout):
+    """Runs trials that the chief hands out, until there are no more."""
+    from tuning import chief, project
+    from tuning.tuner import work
+
+    client = chief.ChiefClient(_oracle(trials.plan), trials.folder, chief_timeout)
+    client.connect()
+    project.check(trials.folder, identity)
+
+    def alive(trial_id):
+        return client.heartbeat(trial_id, worker_timeout / 6)
+
+    with contextlib.suppress(chief.ChiefEnded):
+        work(client, trials, chief.tuner_id(), alive)
+
+
+def _oracle(plan, **others):
+    from tuning.hypermodel import OBJECTIVES
+    from tuning.oracles import ORACLES
 
     limit = {"max_trials": plan.max_trials}
     if plan.tuner == "hyperband":
         limit = {"max_epochs": plan.settings.epochs}
     return ORACLES[plan.tuner](
-        objective=objective,
-        seed=plan.settings.seed,
-        on_end=on_end,
-        worker_timeout=worker_timeout,
-        **limit,
+        objective=OBJECTIVES[plan.objective], seed=plan.settings.seed, **limit, **others
     )
 
 
@@ -309,6 +336,12 @@ def make_options(arguments=None):
         default=60.0,
         help="seconds until the chief hands on the trial of a worker that went silent",
     )
+    group.add_argument(
+        "--chief-timeout",
+        type=float,
+        default=300.0,
+        help="seconds until a worker gives up a chief that does not answer",
+    )
     return parser.parse_args(arguments)
 
 
@@ -364,15 +397,16 @@ def main(arguments=None):
 
     def action():
         plan = make_plan(options, options.optimizer)
-        folder, found = search(
+        folder, rows = search(
             plan,
             options.directory,
             options.project_name,
             options.data_dir,
             verbosity(options),
             options.worker_timeout,
+            options.chief_timeout,
         )
-        return 0 if found is None else _summarise(folder, found, plan)
+        return 0 if rows is None else _summarise(folder, rows, plan)
 
     return run_program(PROGRAM, action)
 
@@ -381,13 +415,14 @@ def run_program(prog, action):
     """Runs an action and turns what it raises into one line and an exit status."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     try:
-        import keras_tuner
+        import keras_tuner  # noqa: F401
 
-        from examples.training.callbacks import RunError
+        from examples.training.errors import RunError
+        from tuning.project import SearchError
 
         try:
             return action()
-        except keras_tuner.errors.FatalError as error:
+        except SearchError as error:
             reason, status = error, 1
         except (OSError, RunError, ValueError) as error:
             reason, status = error, 2
@@ -398,19 +433,20 @@ def run_program(prog, action):
     return complain(prog, reason, status)
 
 
-def _summarise(folder, found, plan):
+def _summarise(folder, rows, plan):
     from tuning import report
-    from tuning.hypermodel import OBJECTIVES
+    from tuning.tuner import model_path
 
-    objective = OBJECTIVES[plan.objective]
-    best = report.ranked(found, objective)
-    print("\n" + report.table(found, objective))
+    best = report.ranked(rows, plan.objective)
+    print("\n" + report.table(rows, plan.objective))
     if not best:
         print("No trial succeeded.")
         return 1
     print(f"\nBest: {report.describe(best[0]['arguments'])}")
     print(f"  {folder / report.BEST} goes into python -m examples.train --optimizer-config")
-    print(f"  {report.model_of(folder, best[0])} is its model, to be trained on")
+    model = model_path(folder, best[0]["trial"])
+    if model.exists():
+        print(f"  {model} is its model, to be trained on")
     print(f"  {folder / 'trials.csv'} has all trials")
     if plan.space.numbers:
         print(f"  {folder / report.PICTURE} draws them")

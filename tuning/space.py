@@ -12,7 +12,7 @@ import math
 
 from examples.training import recipes
 from examples.training.checks import check_integer
-from examples.training.recipes import UsageError
+from examples.training.errors import UsageError
 
 # Searched unless told otherwise, if the optimizer has them.
 USUAL = ("learning_rate", "gamma")
@@ -125,15 +125,33 @@ class OptimizerSpace:
     def arguments(self, hp):
         """The optimizer's arguments at the point that `hp` stands for, as `{name: value}`."""
         self.declare(hp)
-        found = {}
+        arguments = {}
         for name, part in self._parts.items():
             if not isinstance(part, Interval):
-                found[name] = part[hp.get(name)]
+                arguments[name] = part[hp.get(name)]
             elif name == "gamma":
-                found[name] = round(1 - rounded(hp.get(ONE_MINUS_GAMMA)), 9)
+                arguments[name] = round(1 - rounded(hp.get(ONE_MINUS_GAMMA)), 9)
             else:
-                found[name] = rounded(hp.get(name))
-        return found
+                arguments[name] = rounded(hp.get(name))
+        return arguments
+
+    def settings(self, hp, base, **changes):
+        """The settings of a run at the point that `hp` stands for, with changes on top.
+
+        Args:
+            hp: `keras_tuner.HyperParameters`.
+            base: `examples.training.recipes.Settings` of all that is not searched.
+            **changes: More settings.
+        """
+        arguments = self.arguments(hp)
+        rate = arguments.pop("learning_rate", base.learning_rate)
+        return dataclasses.replace(
+            base,
+            optimizer=self.optimizer,
+            optimizer_arguments=base.optimizer_arguments | arguments,
+            learning_rate=rate,
+            **changes,
+        )
 
     def build(self, hp):
         """The optimizer at the point that `hp` stands for."""

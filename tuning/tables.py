@@ -13,7 +13,6 @@ import shutil
 import sys
 
 from tuning import compare, report
-from tuning.hypermodel import OBJECTIVES
 
 README = pathlib.Path(__file__).parent / "README.md"
 RESULTS = pathlib.Path(__file__).parent / "results"
@@ -37,7 +36,7 @@ def collect(folder, results=None):
 
 
 def comparison_table(folder):
-    """What the comparison found, and what it was of."""
+    """What the comparison gave, and what it was of."""
     comparison = json.loads((folder / compare.RECORD).read_text())
     settings, data = comparison["settings"], comparison["data"]
     width = f" of width {settings['width']}" if settings["width"] else ""
@@ -54,8 +53,8 @@ def trials_table(folder):
     lines = [("optimizer", "trial", "setting", "validation accuracy, %")]
     comparison = json.loads((folder / compare.RECORD).read_text())
     for optimizer in comparison["optimizers"]:
-        found = json.loads((folder / optimizer / "trials.json").read_text())
-        best = report.ranked(found["trials"], OBJECTIVES[found["search"]["objective"]])
+        record = json.loads((folder / optimizer / "trials.json").read_text())
+        best = report.ranked(record["trials"], record["search"]["objective"])
         for row in best[:BEST_TRIALS]:
             accuracy = f"{100 * row['last_epoch_val_accuracy']:.2f}"
             lines.append((optimizer, row["trial"], report.describe(row["arguments"]), accuracy))

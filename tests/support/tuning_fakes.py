@@ -6,13 +6,36 @@ import pathlib
 import time
 
 from examples.training import records, run
-from examples.training.errors import RunError
+from examples.training.errors import DivergedError
 from examples.training.recipes import Settings
 from tests.support.tiny import TINY
+from tuning import trial_process
+from tuning.search import Plan
+from tuning.space import OptimizerSpace
 
 
 def tiny(**changes):
     return Settings(**(TINY | changes))
+
+
+TUNERS = {
+    "random": {"max_trials": 5},
+    "bayesian": {"max_trials": 8},
+    "hyperband": {},
+    "grid": {},
+}
+
+
+def plan(tuner="random", seed=0, epochs=4, optimizer="AdamNorm", **changes):
+    points = 2 if tuner == "grid" else None
+    space = OptimizerSpace(optimizer, points=points)
+    changes = TUNERS[tuner] | changes
+    return Plan(tiny(seed=seed, epochs=epochs, optimizer=optimizer), space, tuner, **changes)
+
+
+def in_this_process(patch):
+    """Does the jobs of `tuning.trial_process` here, where what they call can be replaced."""
+    patch.setattr(trial_process, "start", trial_process.perform)
 
 
 def accuracy(settings):
@@ -45,7 +68,7 @@ class FakeTrain:
             file.write(f"{os.environ.get('KERASTUNER_TUNER_ID')}\n")
         time.sleep(self.seconds)
         if self.failing(settings):
-            raise RunError("The loss is nan at step 3 of epoch 1.")
+            raise DivergedError("The loss is nan at step 3 of epoch 1.")
         if keep_model:
             (output_dir / "model.keras").touch()
         record = record_of(settings)
