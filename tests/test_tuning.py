@@ -8,6 +8,7 @@ import math
 import os
 import re
 import socket
+import sys
 
 import keras
 import keras_tuner
@@ -489,12 +490,16 @@ README = tables.README.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("block", re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL))
-def test_readme_code_runs(block, tmp_path, monkeypatch):
+def test_readme_code_runs_without_the_clone_and_searches(block, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    for name in ("examples", "tuning"):  # what an installed package does not have
+        monkeypatch.setitem(sys.modules, name, None)
     names = {}
     exec(compile(block, "README.md", "exec"), names)
-    searched = {part.name for part in names["tuner"].oracle.get_space().space}
-    assert searched == {"learning_rate", "one_minus_gamma"}
+    oracle = names["tuner"].oracle
+    assert {part.name for part in oracle.get_space().space} == {"learning_rate", "one_minus_gamma"}
+    assert [trial.status for trial in oracle.trials.values()] == ["COMPLETED"] * 3
+    assert "learning rate" in capsys.readouterr().out
 
 
 def test_readme_commands_are_understood():
