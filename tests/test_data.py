@@ -260,7 +260,7 @@ def test_the_fingerprint_tells_data_apart():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"name": "mnist"}, r'`name` must be one of "cifar10", .*. Received: name=\'mnist\''),
+        ({"name": "mnist"}, r"`name` must be one of cifar10, .*. Received: name='mnist'"),
         ({"batch_size": 0}, "`batch_size` must be an integer of at least 1. Received"),
         ({"batch_size": 6.0}, "`batch_size` must be an integer of at least 1. Received"),
         ({"batch_size": True}, "`batch_size` must be an integer of at least 1. Received"),

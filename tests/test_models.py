@@ -155,7 +155,7 @@ def test_logits_are_float32_under_mixed_precision():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"name": "vgg"}, r'`name` must be one of "vgg16", .*"cnn". Received: name=\'vgg\''),
+        ({"name": "vgg"}, r"`name` must be one of vgg16, .*cnn. Received: name='vgg'"),
         ({"num_classes": 0}, "`num_classes` must be an integer of at least 1. Received"),
         ({"num_classes": 10.0}, "`num_classes` must be an integer"),
         ({"width": 0}, "`width` must be an integer of at least 1. Received: width=0"),

@@ -317,26 +317,39 @@ WRONG = {
     "--epochs 0": "`epochs` must be an integer of at least 1. Received: epochs=0",
     "--batch-size -1": "`batch_size` must be an integer of at least 1",
     "--batch-size 1000000": "Received: batch_size=1000000",
-    "--learning-rate nan": "`learning_rate` must be a positive number",
-    "--drop-factor 0": "`drop_factor` must be a positive number",
-    "--seed -1": "`seed` must be an integer of at least 0",
-    "--width 0": "`width` must be an integer of at least 1",
+    "--learning-rate nan": "`learning_rate` must be a number above 0. Received: learning_rate=nan",
+    "--drop-factor 0": "`drop_factor` must be a number above 0",
+    "--seed -1": "`seed` must be an integer from 0 to 4294967295",
+    "--width 0": "`width` must be an integer from 1 to 4096",
     "--steps-per-execution 0": "`steps_per_execution` must be an integer of at least 1",
     "--steps-per-execution 2 --monitor step": "`monitor` must be 'auto' or 'off'",
     "--deterministic --jit-compile on": "`jit_compile` must be 'auto' or 'off'",
     "--model alexnet": "`model` must be one of vgg16, resnet18, resnet50, resnet8, cnn",
     "--dataset mnist": "`dataset` must be one of cifar10, cifar100, tiny_imagenet, digits",
-    "--optimizer Sgd": "--optimizer must be one of",
+    "--optimizer Sgd": "`optimizer` must be one of AdaBelief",
     "--gamma 1": "`gamma`",
     "--beta-1 1.5": "`beta_1`",
     "--corrected-moments all": "`corrected_moments`",
-    "--clipnorm strong": "--clipnorm: must be a number. Received: strong",
+    "--clipnorm strong": "`clipnorm` must be a number above 0. Received: clipnorm='strong'",
     "--clipnorm 1 --clipvalue 1": "Only one of `clipnorm`, `clipvalue`",
     "--optimizer Adam --gamma 0.9": "there is no option --gamma 0.9 with optimizer Adam",
     "--epoch 3": "there is no option --epoch 3",
-    "--epochs three": "invalid int value: 'three'",
-    "--monitor always": "choose from",
-    "--optimizer-config /nowhere.json": "--optimizer-config must be a JSON file",
+    "--epochs three": "`epochs` must be an integer of at least 1. Received: epochs='three'",
+    "--epochs": "Missing value for argument '--epochs'.",
+    "--monitor always": "`monitor` must be one of auto, epoch, step, off. Received",
+    "--seed 4294967296": "`seed` must be an integer from 0 to 4294967295. Received: seed=42949672",
+    "--seed 99999999999999999999": "`seed` must be an integer from 0 to 4294967295",
+    "--monitor-every 99999999999999999999": "`monitor_every` must be at most 2147483647",
+    "--gradient-accumulation-steps 2.5": "`gradient_accumulation_steps` must be an integer of at",
+    "--gradient-accumulation-steps inf": "`gradient_accumulation_steps` must be an integer of at",
+    "--gradient-accumulation-steps 1e9": "`gradient_accumulation_steps` must be an integer of at",
+    "--ema-overwrite-frequency 0": "`ema_overwrite_frequency` must be an integer of at least 1",
+    "--weight-decay nan": "`weight_decay` must be a number of at least 0",
+    "--distribute --gradient-accumulation-steps 2": "`distribute` must be false with `gradient_acc",
+    "--optimizer-config accumulates.json --distribute": "`distribute` must be false with `grad",
+    "--optimizer-config deep.json": "`optimizer_config` must be nested at most 50 deep",
+    "--optimizer-config deeper.json": "`optimizer_config` must be a JSON file",
+    "--optimizer-config /nowhere.json": "`optimizer_config` must be a JSON file",
     "--optimizer-config config.json --optimizer Adam": "--optimizer cannot be given beside",
     "--optimizer-config unknown.json": "Nonsense",
     "--optimizer-config list.json": "`class_name`",
@@ -351,6 +364,11 @@ def test_wrong_input_is_one_line_before_training(wrong, tmp_path, monkeypatch, c
     monkeypatch.chdir(tmp_path)
     config = keras.optimizers.serialize(keras.optimizers.SGD(0.1))
     pathlib.Path("config.json").write_text(json.dumps(config))
+    config["config"]["gradient_accumulation_steps"] = 2
+    pathlib.Path("accumulates.json").write_text(json.dumps(config))
+    for name, depth in (("deep", 500), ("deeper", 100_000)):
+        text = f'{{"class_name": "SGD", "config": {{"name": {"[" * depth}{"]" * depth}}}}}'
+        pathlib.Path(f"{name}.json").write_text(text)
     pathlib.Path("list.json").write_text("[]")
     pathlib.Path("unknown.json").write_text('{"class_name": "Nonsense", "config": {}}')
     monkeypatch.setattr(keras.Model, "fit", None)

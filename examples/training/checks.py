@@ -1,8 +1,145 @@
-"""Checks of arguments."""
+"""Settings and options: what each is for, and the values that it may have, stated once.
 
+    @dataclasses.dataclass
+    class Options:
+        rounds: Annotated[int, Setting("rounds that are timed", low=1)] = 31
+
+`check` holds a value against it, wherever it comes from; `examples.training.options` makes options
+of a command line of it.
+"""
+
+import dataclasses
+import math
 import numbers
+import pathlib
+import types
+import typing
 
 from examples.training.errors import UsageError
+
+# TensorFlow counts with 32 bits in many places.
+LARGEST = 2**31 - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What is said of a field of a dataclass, in `Annotated[type, Setting(...)]`.
+
+    The type is `int`, `float`, `str`, `bool` or `pathlib.Path`, or one of these or `None`, or a
+    tuple of one of these.
+
+    Args:
+        help: What it is for, in words.
+        low, high: The smallest and the largest number that is allowed, `high` only with `low`. An
+            integer without `high` is at most `LARGEST`.
+        above: What a number has to be larger than.
+        choices: The strings that are allowed.
+        unset: What stands in for `None`, in words, such as `"a tenth"`.
+        metavar: What a value is called in the help. Defaults to a word for its type.
+        count: Of a tuple: how many values it has to have. Defaults to any number.
+    """
+
+    help: str
+    low: float | None = None
+    high: float | None = None
+    above: float | None = None
+    choices: tuple[str, ...] = ()
+    unset: str = ""
+    metavar: str = ""
+    count: int | None = None
+
+    def allowed(self, kind):
+        """What is allowed, in words: `"an integer of at least 1"`."""
+        if self.choices:
+            return f"one of {', '.join(self.choices)}"
+        noun = {int: "an integer", float: "a number", bool: "true or false"}.get(kind, "a text")
+        range_ = self.range().replace("at least", "of at least")
+        return f"{noun} {range_}" if range_ else noun
+
+    def range(self):
+        """The range of a number in words, such as `"from 1 to 10"`, or nothing."""
+        if self.above is not None:
+            return f"above {self.above:g}"
+        if self.low is None:
+            return ""
+        return f"at least {self.low}" if self.high is None else f"from {self.low} to {self.high}"
+
+    def check(self, name, value, kind):
+        """Raises a UsageError that names the argument, unless the value is allowed."""
+        fits = {
+            int: _is_integer,
+            float: _is_number,
+            bool: lambda value: isinstance(value, bool),
+            str: lambda value: isinstance(value, str),
+            pathlib.Path: lambda value: isinstance(value, str | pathlib.Path),
+        }[kind](value)
+        if fits and kind in (int, float):
+            fits = (
+                (self.low is None or value >= self.low)
+                and (self.high is None or value <= self.high)
+                and (self.above is None or value > self.above)
+            )
+        if fits and self.choices:
+            fits = value in self.choices
+        if not fits:
+            raise refused(name, self.allowed(kind), value)
+        if kind is int and value > LARGEST and self.high is None:
+            raise refused(name, f"at most {LARGEST}", value)
+
+
+def refused(name, allowed, value):
+    """The error of a value that is not allowed."""
+    return UsageError(f"Argument `{name}` must be {allowed}. Received: {name}={_quoted(value)}")
+
+
+@dataclasses.dataclass(frozen=True)
+class Field:
+    """A field of a dataclass that has a `Setting`.
+
+    Args:
+        name: Its name.
+        setting: Its `Setting`.
+        kind: Its type, without `None` and without the tuple around it.
+        optional: Whether it may be `None`.
+        many: Whether it is a tuple.
+        default: Its default, or `dataclasses.MISSING`.
+    """
+
+    name: str
+    setting: Setting
+    kind: type
+    optional: bool
+    many: bool
+    default: object
+
+    def check(self, value):
+        """Raises a UsageError unless the field may have this value."""
+        if value is None and self.optional:
+            return
+        values = value if self.many else (value,)
+        if self.many and self.setting.count not in (None, len(value)):
+            raise refused(self.name, f"{self.setting.count} values", value)
+        for one in values:
+            self.setting.check(self.name, one, self.kind)
+
+
+def fields(cls):
+    """The fields of a dataclass that have a `Setting`, as `{name: Field}`."""
+    hints = typing.get_type_hints(cls, include_extras=True)
+    found = {}
+    for field in dataclasses.fields(cls):
+        annotation = hints[field.name]
+        settings = [m for m in getattr(annotation, "__metadata__", ()) if isinstance(m, Setting)]
+        if settings:
+            kind, optional, many = _parts(annotation.__origin__)
+            found[field.name] = Field(field.name, settings[0], kind, optional, many, field.default)
+    return found
+
+
+def check(instance):
+    """Checks all fields of a dataclass that have a `Setting`; raises a UsageError."""
+    for name, field in fields(type(instance)).items():
+        field.check(getattr(instance, name))
 
 
 def check_integer(name, value, low, high=None, limit=""):
@@ -14,14 +151,33 @@ def check_integer(name, value, low, high=None, limit=""):
         low, high: the smallest and the largest allowed integer; no limit where `high` is None.
         limit: what the largest allowed integer is, for the message.
     """
-    if (
-        isinstance(value, numbers.Integral)
-        and not isinstance(value, bool)
-        and low <= value
-        and (high is None or value <= high)
-    ):
+    if _is_integer(value) and low <= value and (high is None or value <= high):
         return
-    allowed = f"of at least {low}" if high is None else f"from {low} to {high}"
-    if limit:
-        allowed += f", {limit}"
-    raise UsageError(f"Argument `{name}` must be an integer {allowed}. Received: {name}={value!r}")
+    allowed = (
+        f"an integer of at least {low}" if high is None else f"an integer from {low} to {high}"
+    )
+    raise refused(name, f"{allowed}, {limit}" if limit else allowed, value)
+
+
+def _parts(annotation):
+    """The type in `int | None`, `tuple[int, ...]` or both, and which of the two it is in."""
+    optional = many = False
+    if isinstance(annotation, types.UnionType):
+        optional = True
+        (annotation,) = (part for part in annotation.__args__ if part is not types.NoneType)
+    if typing.get_origin(annotation) is tuple:
+        many = True
+        annotation = annotation.__args__[0]
+    return annotation, optional, many
+
+
+def _is_integer(value):
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def _is_number(value):
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _quoted(value):
+    return repr(value) if isinstance(value, str) else f"{value}"

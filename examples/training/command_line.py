@@ -1,7 +1,73 @@
-"""What the command lines of the examples and of the tuning share: help, and errors of one line."""
+"""What the command lines of the examples and of the tuning share: how they end, and their words."""
 
 import argparse
+import os
+import signal
 import sys
+import threading
+
+from examples.training.errors import RunError, UsageError
+
+NEEDS = {"examples": "pip install -e '.[examples]'", "tuning": "pip install -e '.[tuning]'"}
+
+
+def run(prog, action, after_interrupt=""):
+    """Runs a program and returns its exit status. What ends it early is told on one line.
+
+    The status is 2 for a wrong option, 1 for anything else that keeps the program from going on,
+    and 130 after Ctrl-C, at whatever moment it comes.
+
+    Args:
+        prog: What the user types, `"python -m examples.train"`.
+        action: Function that does all of it, the reading of the command line included, and
+            returns a status.
+        after_interrupt: What is said after "interrupted", such as that the same command goes on.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    signals = []
+
+    def interrupt(number, frame):
+        signals.append(number)
+        raise KeyboardInterrupt
+
+    with _handled(interrupt):
+        try:
+            return action()
+        except UsageError as error:
+            reason, status = error, 2
+        except (RunError, OSError) as error:
+            reason, status = error, 1
+        except ImportError as error:
+            folder = prog.removeprefix("python -m ").partition(".")[0]
+            reason, status = f"{error}. This needs: {NEEDS[folder]}", 1
+        except KeyboardInterrupt:
+            signals.append(signal.SIGINT)
+        except Exception:
+            # An import that is interrupted can end in an error of another name.
+            if not signals:
+                raise
+    if signals:
+        told = f"interrupted; {after_interrupt}" if after_interrupt else "interrupted"
+        return complain(prog, told, 128 + signals[0])
+    return complain(prog, reason, status)
+
+
+class _handled:
+    """Handles Ctrl-C, and the request of a scheduler to end, while the block runs."""
+
+    def __init__(self, handler):
+        self._handler = handler
+        self._before = {}
+
+    def __enter__(self):
+        # Python lets no other thread set a handler.
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._handler)
+
+    def __exit__(self, *error):
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
 
 class Parser(argparse.ArgumentParser):

@@ -20,6 +20,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
+from examples.training import checks, recipes
 from examples.training.augmentation import epoch_plan, normalise, shift_and_flip
 from examples.training.checks import check_integer
 
@@ -176,10 +177,9 @@ def load(
     TensorShape([32, 8, 8, 1])
     """
     if name not in DATASETS:
-        allowed = ", ".join(f'"{known}"' for known in DATASETS)
-        raise ValueError(f"Argument `name` must be one of {allowed}. Received: name={name!r}")
+        raise checks.refused("name", f"one of {', '.join(DATASETS)}", name)
     check_integer("batch_size", batch_size, 1)
-    check_integer("seed", seed, 0, 2**32 - 1)
+    check_integer("seed", seed, 0, recipes.LARGEST_SEED)
     if image_size is not None:
         check_integer("image_size", image_size, 1)
     if data_dir is not None and not pathlib.Path(data_dir).is_dir():
@@ -429,7 +429,7 @@ def _read_synthetic(image_size, data_dir):
     return Images((pixels[:train], labels[:train]), (pixels[train:], labels[train:]), 10)
 
 
-DATASETS = {
+_SOURCES = {
     "cifar10": Source(functools.partial(_read_cifar, "cifar10")),
     "cifar100": Source(functools.partial(_read_cifar, "cifar100")),
     "tiny_imagenet": Source(_read_tiny_imagenet),
@@ -437,3 +437,4 @@ DATASETS = {
     "digits": Source(_read_digits, mean=(0.3053,), std=(0.3760,), max_shift=1, flip=False),
     "synthetic": Source(_read_synthetic),
 }
+DATASETS = {name: _SOURCES[name] for name in recipes.DATASETS}

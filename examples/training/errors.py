@@ -13,5 +13,9 @@ class DivergedError(RunError):
     """A loss or a weight that is not finite: the settings' doing, not the machine's."""
 
 
+class RecordError(RunError):
+    """A file that is no record, with its path and what is wrong with it."""
+
+
 class LockedError(RunError):
     """Another process is at work where this one wants to be."""

@@ -16,6 +16,7 @@ import random
 import keras
 from keras import layers
 
+from examples.training import checks, recipes
 from examples.training.checks import check_integer
 
 
@@ -115,7 +116,7 @@ def cnn(num_classes, input_shape=(32, 32, 3), width=16, seed=None):
     return keras.Model(inputs, make.logits(x, num_classes), name="cnn")
 
 
-MODELS = {builder.__name__: builder for builder in (vgg16, resnet18, resnet50, resnet8, cnn)}
+MODELS = {name: globals()[name] for name in recipes.MODELS}
 
 
 def build(name, num_classes, input_shape=(32, 32, 3), width=None, seed=None):
@@ -145,8 +146,7 @@ def build(name, num_classes, input_shape=(32, 32, 3), width=None, seed=None):
     ((None, 10), 78714)
     """
     if name not in MODELS:
-        allowed = ", ".join(f'"{known}"' for known in MODELS)
-        raise ValueError(f"Argument `name` must be one of {allowed}. Received: name={name!r}")
+        raise checks.refused("name", f"one of {', '.join(MODELS)}", name)
     check_integer("num_classes", num_classes, 1)
     smallest = 32 if name == "vgg16" else 1
     if len(input_shape) != 3 or min(input_shape[:2]) < smallest or input_shape[2] < 1:

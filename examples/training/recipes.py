@@ -10,124 +10,142 @@ section 4. A shorter run keeps the proportions: its rate drops after four fifths
 import copy
 import dataclasses
 import inspect
-import math
+from typing import Annotated
 
-from examples.training.checks import check_integer
+from examples.training import checks
+from examples.training.checks import Setting
 from examples.training.errors import UsageError
 
+MODELS = ("vgg16", "resnet18", "resnet50", "resnet8", "cnn")
+DATASETS = ("cifar10", "cifar100", "tiny_imagenet", "digits", "synthetic")
 PRECISIONS = {"off": "float32", "float16": "mixed_float16", "bfloat16": "mixed_bfloat16"}
 JIT_COMPILE = {"auto": "auto", "on": True, "off": False}
 MONITOR = ("auto", "epoch", "step", "off")
+LARGEST_SEED = 2**32 - 1  # NumPy's
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
     """Everything that decides how a run ends: two runs with equal settings are the same run.
 
-    Args:
-        model: A name of `examples.training.models.MODELS`. Defaults to `"resnet18"`.
-        dataset: A name of `examples.training.data.DATASETS`. Defaults to `"cifar10"`.
-        optimizer: A name of `optimizer_classes()`. Defaults to `"AdamNorm"`.
-        optimizer_arguments: Dictionary of the optimizer's arguments that differ from its
-            defaults, without the learning rate.
-        optimizer_config: Dictionary that `keras.optimizers.deserialize` takes, in place of the
-            two above and of `learning_rate`.
-        epochs: Positive integer. Defaults to `100`.
-        batch_size: Positive integer, over all devices. Defaults to `64`.
-        learning_rate: Positive float, or `None` for that of `optimizer_config`. Defaults to
-            `0.001`.
-        drop_epoch: Integer of at least 1, or `None` for four fifths of the epochs. The rate
-            drops after that many epochs.
-        drop_factor: Positive float, what the rate is multiplied by. Defaults to `0.1`.
-        seed: Integer of at least 0: initial weights, data order, augmentation, dropout.
-        width: Positive integer, or `None` for the model's own.
-        image_size, train_size, validation_size: Integers, or `None` for the data set's own.
-        augment: Boolean, whether training images are shifted and mirrored.
-        monitor: `"auto"` (norms per epoch if the optimizer keeps them), `"epoch"` (for every
-            optimizer), `"step"` (per step and variable as well) or `"off"`.
-        monitor_every: Positive integer, observe only steps that are a multiple of it.
-        test_every_epoch: Boolean, whether the test set is scored after each epoch, not only
-            after the last.
-        deterministic: Boolean, whether the same machine gives the same weights.
-        mixed_precision: `"off"`, `"float16"` or `"bfloat16"`.
-        jit_compile: `"auto"`, `"on"` or `"off"`.
-        steps_per_execution: Positive integer, steps between two returns to Python.
-        distribute: Boolean, whether to train on all GPUs of the machine.
+    What a field means, and what it may be, stands beside it. `optimizer_arguments` holds the
+    optimizer's arguments that differ from its defaults, without the learning rate;
+    `optimizer_config` is what `keras.optimizers.deserialize` takes, in place of the name, the
+    arguments and the learning rate.
 
     Raises:
-        UsageError: If an argument is out of its range.
+        UsageError: If a value is not allowed.
     """
 
-    model: str = "resnet18"
-    dataset: str = "cifar10"
-    optimizer: str = "AdamNorm"
+    model: Annotated[str, Setting("the network", choices=MODELS)] = "resnet18"
+    dataset: Annotated[str, Setting("the images", choices=DATASETS)] = "cifar10"
+    optimizer: Annotated[
+        str, Setting("one of this package, or one of keras.optimizers by its name")
+    ] = "AdamNorm"
     optimizer_arguments: dict = dataclasses.field(default_factory=dict)
     optimizer_config: dict | None = None
-    epochs: int = 100
-    batch_size: int = 64
-    learning_rate: float | None = 1e-3
-    drop_epoch: int | None = None
-    drop_factor: float = 0.1
-    seed: int = 0
-    width: int | None = None
-    image_size: int | None = None
-    train_size: int | None = None
-    validation_size: int | None = None
-    augment: bool = True
-    monitor: str = "auto"
-    monitor_every: int = 1
-    test_every_epoch: bool = False
-    deterministic: bool = False
-    mixed_precision: str = "off"
-    jit_compile: str = "auto"
-    steps_per_execution: int = 1
-    distribute: bool = False
+    epochs: Annotated[int, Setting("passes over the training images", low=1)] = 100
+    batch_size: Annotated[int, Setting("images per step, over all devices", low=1)] = 64
+    learning_rate: Annotated[
+        float | None, Setting("learning rate of the first epochs", above=0)
+    ] = 1e-3
+    drop_epoch: Annotated[
+        int | None,
+        Setting(
+            "multiply the rate by --drop-factor after that many epochs",
+            low=1,
+            unset="after four fifths of them, the paper's 80 of 100",
+        ),
+    ] = None
+    drop_factor: Annotated[float, Setting("what the rate is multiplied by", above=0)] = 0.1
+    seed: Annotated[
+        int, Setting("of weights, data order, augmentation and dropout", low=0, high=LARGEST_SEED)
+    ] = 0
+    width: Annotated[
+        int | None,
+        Setting(
+            "filters of the first layer; below 16, a ResNet on 64x64 images can crash oneDNN, the "
+            "CPU library of TensorFlow 2.21",
+            low=1,
+            high=4096,
+            unset="the model's own",
+        ),
+    ] = None
+    image_size: Annotated[
+        int | None, Setting("pixels a side", low=1, high=4096, unset="the data set's own")
+    ] = None
+    train_size: Annotated[
+        int | None, Setting("use that many training images", low=1, unset="all")
+    ] = None
+    validation_size: Annotated[
+        int | None,
+        Setting("training images held out for validation, 0 for none", low=0, unset="a tenth"),
+    ] = None
+    augment: Annotated[bool, Setting("shift and mirror training images")] = True
+    monitor: Annotated[
+        str,
+        Setting(
+            "gradient norms before and after the correction: auto, per epoch if the optimizer "
+            "keeps them; epoch, for any optimizer; step, per step and variable as well",
+            choices=MONITOR,
+        ),
+    ] = "auto"
+    monitor_every: Annotated[int, Setting("observe every N-th step only", low=1, metavar="N")] = 1
+    test_every_epoch: Annotated[
+        bool,
+        Setting("score the test set after each epoch, for the paper's best-epoch accuracy"),
+    ] = False
+    deterministic: Annotated[
+        bool, Setting("same seed, same machine: same weights; slower on a GPU")
+    ] = False
+    mixed_precision: Annotated[
+        str, Setting("lower precision on a GPU or TPU", choices=tuple(PRECISIONS))
+    ] = "off"
+    jit_compile: Annotated[
+        str,
+        Setting(
+            "XLA; auto is Keras' choice, on where there is one GPU", choices=tuple(JIT_COMPILE)
+        ),
+    ] = "auto"
+    steps_per_execution: Annotated[
+        int,
+        Setting(
+            "steps between two returns to Python, rounded down to a divisor of an epoch's; above 1 "
+            "it leaves no norms to monitor",
+            low=1,
+        ),
+    ] = 1
+    distribute: Annotated[
+        bool, Setting("all GPUs (MirroredStrategy); the CPU's devices without one")
+    ] = False
 
     def __post_init__(self):
-        for name in ("epochs", "batch_size", "monitor_every", "steps_per_execution"):
-            check_integer(name, getattr(self, name), 1)
-        for name in ("width", "image_size", "train_size", "drop_epoch"):
-            if getattr(self, name) is not None:
-                check_integer(name, getattr(self, name), 1)
-        check_integer("seed", self.seed, 0)
-        if self.validation_size is not None:
-            check_integer("validation_size", self.validation_size, 0)
-        for name in ("learning_rate", "drop_factor"):
-            self._check_positive(name)
-        self._check_choice("mixed_precision", PRECISIONS)
-        self._check_choice("jit_compile", JIT_COMPILE)
-        self._check_choice("monitor", MONITOR)
         if self.optimizer_config is not None:
             object.__setattr__(self, "optimizer", self.optimizer_config["class_name"])
             object.__setattr__(self, "learning_rate", None)
         elif self.learning_rate is None:
-            raise UsageError("Argument `learning_rate` must be a positive number. Received: None")
+            raise checks.refused("learning_rate", "a number above 0", None)
+        checks.check(self)
         if self.monitor in ("epoch", "step") and self.steps_per_execution > 1:
-            raise UsageError(
-                f"Argument `monitor` must be 'auto' or 'off' when steps_per_execution is above 1. "
-                f"Received: monitor={self.monitor!r}"
-            )
+            allowed = "'auto' or 'off' when steps_per_execution is above 1"
+            raise checks.refused("monitor", allowed, self.monitor)
         if self.deterministic and self.jit_compile == "on":
+            allowed = "'auto' or 'off' in a deterministic run, which Keras does not compile"
+            raise checks.refused("jit_compile", allowed, self.jit_compile)
+        if self.distribute and self._accumulates():
             raise UsageError(
-                "Argument `jit_compile` must be 'auto' or 'off' in a deterministic run, which "
-                "Keras does not compile. Received: jit_compile='on'"
+                "Argument `distribute` must be false with `gradient_accumulation_steps`, which "
+                "Keras cannot accumulate under a strategy. A larger `batch_size` does the same. "
+                "Received: distribute=True"
             )
         if self.drop_epoch is None:
             object.__setattr__(self, "drop_epoch", max(1, round(0.8 * self.epochs)))
 
-    def _check_positive(self, name):
-        value = getattr(self, name)
-        if value is not None and not (value > 0 and math.isfinite(value)):
-            raise UsageError(
-                f"Argument `{name}` must be a positive number. Received: {name}={value}"
-            )
-
-    def _check_choice(self, name, allowed):
-        value = getattr(self, name)
-        if value not in allowed:
-            raise UsageError(
-                f"Argument `{name}` must be one of {', '.join(allowed)}. Received: {name}={value}"
-            )
+    def _accumulates(self):
+        arguments = self.optimizer_arguments
+        if self.optimizer_config is not None:
+            arguments = self.optimizer_config.get("config")
+        return isinstance(arguments, dict) and bool(arguments.get("gradient_accumulation_steps"))
 
     def as_dict(self):
         """The settings as JSON can hold them."""
@@ -162,6 +180,14 @@ def optimizer_classes():
     return found
 
 
+def optimizer_class(name):
+    """The optimizer of that name; raises a UsageError where there is none."""
+    classes = optimizer_classes()
+    if name not in classes:
+        raise checks.refused("optimizer", f"one of {', '.join(sorted(classes))}", name)
+    return classes[name]
+
+
 def optimizer_arguments(cls):
     """The arguments of an optimizer and their defaults, those of its base classes included.
 
@@ -185,6 +211,51 @@ def optimizer_arguments(cls):
     return arguments
 
 
+# What Keras takes for the arguments whose default, None, says nothing of their type, and the ranges
+# that its optimizers do not check themselves.
+_KERAS_ARGUMENTS = {
+    "weight_decay": (float, {"low": 0}),
+    "clipnorm": (float, {"above": 0}),
+    "clipvalue": (float, {"above": 0}),
+    "global_clipnorm": (float, {"above": 0}),
+    "loss_scale_factor": (float, {"above": 0}),
+    "ema_overwrite_frequency": (int, {"low": 1}),
+    "gradient_accumulation_steps": (int, {"low": 2}),
+    "adam_lr_ratio": (float, {"above": 0}),  # its default is 1, of no float's type
+    "max_correction": (float, {"low": 1}),
+}
+
+
+def optimizer_fields(cls):
+    """The arguments of an optimizer's class, but for the learning rate, as options.
+
+    Returns:
+        List of `checks.Field`. Their default is `None`, but for booleans: the class has its own.
+    """
+    import keras
+
+    texts = _documented(keras.optimizers.Adam) | _documented(cls)
+    found = []
+    for name, default in optimizer_arguments(cls).items():
+        kind, limits = _KERAS_ARGUMENTS.get(name, (type(default), {}))
+        if name == "learning_rate" or kind not in (int, float, bool, str):
+            continue
+        text = texts.get(name, "")
+        unset = "" if "default" in text.lower() else str(default)
+        setting = Setting(text or "see the documentation of Keras", unset=unset, **limits)
+        unset_value = default if kind is bool else None
+        found.append(checks.Field(name, setting, kind, kind is not bool, False, unset_value))
+    return found
+
+
+def _documented(cls):
+    """What a class' docstring says on each argument."""
+    import docstring_parser
+
+    said = docstring_parser.parse(cls.__doc__ or "").params
+    return {param.arg_name: " ".join((param.description or "").split()) for param in said}
+
+
 def build_optimizer(settings):
     """The optimizer that the settings name.
 
@@ -198,19 +269,23 @@ def build_optimizer(settings):
     if settings.optimizer_config is not None:
         try:
             return keras.optimizers.deserialize(copy.deepcopy(settings.optimizer_config))
-        except (KeyError, TypeError, ValueError) as error:
+        except Exception as error:  # whatever a wrong config makes of Keras
             raise UsageError(f"Keras cannot take the optimizer's config: {error}") from error
     classes = optimizer_classes()
     if settings.optimizer not in classes:
-        raise UsageError(
-            f"Argument `optimizer` must be one of {', '.join(sorted(classes))}. "
-            f"Received: optimizer={settings.optimizer}"
+        raise checks.refused(
+            "optimizer", f"one of {', '.join(sorted(classes))}", settings.optimizer
         )
     cls = classes[settings.optimizer]
     allowed = optimizer_arguments(cls)
-    for name in settings.optimizer_arguments:
+    fields = {field.name: field for field in optimizer_fields(cls)}
+    for name, value in settings.optimizer_arguments.items():
         if name not in allowed:
-            raise UsageError(f"{settings.optimizer} has no argument `{name}`. It has {allowed}")
+            raise UsageError(
+                f"{settings.optimizer} has no argument `{name}`. It has {', '.join(allowed)}."
+            )
+        if name in fields:
+            fields[name].check(value)
     return cls(learning_rate=float(settings.learning_rate), **settings.optimizer_arguments)
 
 

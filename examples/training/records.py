@@ -9,6 +9,8 @@ import pathlib
 import platform
 import subprocess
 
+from examples.training.errors import RecordError
+
 SCHEMA = 1
 FIELDS = {
     "schema": int,
@@ -27,10 +29,6 @@ FIELDS = {
     "versions": dict,
     "device": dict,
 }
-
-
-class RecordError(ValueError):
-    """A record that is no record, with its path and what is wrong with it."""
 
 
 @contextlib.contextmanager

@@ -59,13 +59,7 @@ def train(settings, output_dir, data_dir=None, verbose="auto", keep_model=True, 
 
 
 def check(settings):
-    """Raises UsageError if the settings name something unknown. Reads no data."""
-    for name, allowed in (("model", models.MODELS), ("dataset", data.DATASETS)):
-        if getattr(settings, name) not in allowed:
-            raise UsageError(
-                f"Argument `{name}` must be one of {', '.join(allowed)}. "
-                f"Received: {name}={getattr(settings, name)}"
-            )
+    """Raises UsageError if there is no such optimizer or it refuses its arguments."""
     with _usage():
         recipes.build_optimizer(settings)
 
