@@ -16,8 +16,9 @@ import pytest
 import scipy.optimize
 
 from examples import train as train_program
+from examples.training import options as command_options
 from examples.training import records, run
-from examples.training.errors import RunError, UsageError
+from examples.training.errors import LockedError, RunError, UsageError
 from tests.support import tuning_fakes
 from tests.support.command_line import assert_refused
 from tests.support.tuning_fakes import TUNERS, FakeTrain, accuracy, in_this_process, plan, tiny
@@ -285,12 +286,23 @@ def test_folder_of_another_search_is_refused(change, complaint, fake, tmp_path, 
     ("change", "complaint"),
     [
         ({"max-trials": 0}, "Argument `max_trials` must be an integer of at least 1"),
-        ({"max-trials": "many"}, "argument --max-trials: invalid int value"),
+        ({"max-trials": "many"}, "Argument `max_trials` must be an integer of at least 1"),
+        ({"worker-timeout": "nan"}, "Argument `worker_timeout` must be a number from 1 to"),
+        ({"worker-timeout": 0}, "Argument `worker_timeout` must be a number from 1 to"),
+        ({"worker-timeout": -1}, "Argument `worker_timeout` must be a number from 1 to"),
+        ({"chief-timeout": "inf"}, "Argument `chief_timeout` must be a number from 1 to"),
+        ({"seed": 2**32}, "Argument `seed` must be an integer from 0 to 4294967295"),
+        (
+            {"seed": 2**32 - 1, "executions-per-trial": 2},
+            "Argument `seed` must be at most 4294967294, for all executions",
+        ),
+        ({"project-name": "a/b"}, "Argument `project_name` must be the name of a folder"),
+        ({"project-name": ".."}, "Argument `project_name` must be the name of a folder"),
         ({"tune": []}, "an empty space"),
         ({"gamma": [0.9, 0.8]}, "The range of `gamma` must start below its end"),
         ({"learning-rate": [1e-2, 1e-4]}, "The range of `learning_rate` must start below"),
         ({"tuner": "annealing"}, "must be one of random, bayesian, hyperband, grid"),
-        ({"tuner": "hyperband"}, "`max_trials` cannot be given with the hyperband tuner"),
+        ({"tuner": "hyperband"}, "Argument `max_trials` must be left out with the hyperband tuner"),
         ({"tuner": "grid"}, "`max_trials` must be an integer of at least 16"),
         ({"optimizer": "AdamNrom"}, "Argument `optimizer` must be one of"),
         ({"dataset": "cifar11"}, "Argument `dataset` must be one of cifar10"),
@@ -298,10 +310,9 @@ def test_folder_of_another_search_is_refused(change, complaint, fake, tmp_path, 
         ({"data-dir": "/nowhere"}, "Argument `data_dir` must be an existing folder"),
         ({"objective": "val_accuracy"}, "must be one of last_epoch_val_accuracy, last"),
         ({"validation-size": 0}, "needs validation images. Received: validation_size=0"),
-        ({"directory": "/dev/null/x"}, "Cannot use the output folder /dev/null/x"),
         ({"epochs": 0}, "Argument `epochs` must be an integer of at least 1"),
         ({"executions-per-trial": 0}, "Argument `executions_per_trial` must be"),
-        ({"optimzer": "Adam"}, "unrecognized arguments: --optimzer Adam"),
+        ({"optimzer": "Adam"}, "there is no option --optimzer Adam: see --help"),
     ],
 )
 def test_mistakes_are_one_line_before_any_training(change, complaint, fake, capsys, tmp_path):
@@ -311,16 +322,40 @@ def test_mistakes_are_one_line_before_any_training(change, complaint, fake, caps
     assert list(tmp_path.iterdir()) == []
 
 
+def test_folder_that_cannot_be_is_told(fake, tmp_path, capsys):
+    for folder in ("/dev/null/x", tmp_path / ("long" * 100)):
+        assert search.main([*options(), "--directory", str(folder)]) == 1
+        error = capsys.readouterr().err
+        assert error.startswith("python -m tuning.search: error: Cannot use the output folder")
+        assert error.count("\n") == 1
+
+
+def test_home_folder_is_meant_by_a_tilde(fake, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert search.main([*options(), "--directory=~/searches"]) == 0
+    assert (tmp_path / "searches").is_dir()
+
+
+@pytest.mark.parametrize("port", ["0", "99999", "-1", "8a", "٣", "9" * 5000])
+def test_port_that_is_none_is_refused(port, monkeypatch, capsys):
+    monkeypatch.setenv("KERASTUNER_TUNER_ID", "worker")
+    monkeypatch.setenv("KERASTUNER_ORACLE_IP", "127.0.0.1")
+    monkeypatch.setenv("KERASTUNER_ORACLE_PORT", port)
+    complaint = "KERASTUNER_ORACLE_PORT must be a number from 1 to 65535"
+    for main, name in ((search.main, "tuning.search"), (compare.main, "tuning.compare")):
+        assert_refused(main, [], capsys, name, complaint)
+
+
 def test_folder_with_other_things_is_refused(fake, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").touch()
-    with pytest.raises(RunError, match="is not empty and holds no search"):
+    with pytest.raises(UsageError, match="is not empty and holds no search"):
         search.search(plan(), tmp_path, "mine")
 
 
 def test_two_processes_do_not_share_a_folder(fake, tmp_path):
     folder, _ = search.search(plan(max_trials=1), tmp_path)
-    with run.exclusive(folder), pytest.raises(RunError, match="Another process"):
+    with run.exclusive(folder), pytest.raises(LockedError, match="Another process"):
         search.search(plan(max_trials=2), tmp_path)
 
 
@@ -474,7 +509,8 @@ def test_what_a_comparison_says(plain, variant, said):
     ("arguments", "complaint"),
     [
         (["--variant", "Adam"], "Argument `variant` must be one of AdamNorm, DiffGradNorm"),
-        (["--seeds", "0"], "Argument `seeds` must be an integer of at least 1"),
+        (["--seed", "4294966295"], "Argument `seed` must be at most 4294966291, for the fresh"),
+        (["--seeds", "0"], "Argument `seeds` must be an integer from 1 to 1000"),
         (["--max-trials", "0"], "Argument `max_trials` must be an integer of at least 1"),
     ],
 )
@@ -507,9 +543,9 @@ def test_readme_commands_are_understood():
     commands = re.findall(r"python -m tuning\.(search|compare)([^#\n`]*)", text)
     assert len(commands) >= 6
     for program, arguments in commands:
-        module = {"search": search, "compare": compare}[program]
-        options = module.make_options(arguments.split())
-        search.make_plan(options, "AdamNorm")
+        groups = {"search": search.SEARCH_GROUPS, "compare": compare.GROUPS}[program]
+        values = command_options.read(program, "", groups, arguments.split())
+        search.make_plan(values, "AdamNorm")
 
 
 def test_tables_are_what_the_records_give():

@@ -21,14 +21,19 @@ exit status: 0 done, 1 could not go on or a search had no success, 2 wrong optio
 import dataclasses
 import pathlib
 import sys
+from typing import Annotated
 
 from examples.demo import PAIRS
 from examples.study import intervals
-from examples.training.checks import check_integer
+from examples.training import checks, command_line, options
+from examples.training.checks import Setting
 from examples.training.errors import UsageError
+from examples.training.recipes import LARGEST_SEED
 from tuning import search
 
 PROGRAM = "python -m tuning.compare"
+PLAIN = {variant: plain for plain, variant in PAIRS.items()}
+VARIANTS = tuple(PLAIN)
 FIRST_SEED = 1000
 RECORD = "comparison.json"
 
@@ -150,50 +155,59 @@ def _percent(interval, sign):
     return mean, f"{low} to {high}"
 
 
-def make_options(arguments=None):
-    """Reads the command line."""
-    parser = search.make_parser(PROGRAM, __doc__)
-    group = parser.add_argument_group("this comparison")
-    group.add_argument("--variant", default="AdamNorm", help=", ".join(PAIRS.values()))
-    group.add_argument("--seeds", type=int, default=5, help="fresh seeds of each best setting")
-    return parser.parse_args(arguments)
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """What a comparison is of."""
+
+    variant: Annotated[
+        str, Setting("the optimizer that is held against its plain one", choices=VARIANTS)
+    ] = "AdamNorm"
+    seeds: Annotated[int, Setting("fresh seeds of each best setting", low=1, high=1000)] = 5
+
+
+GROUPS = search.GROUPS | {"this comparison": options.group(Comparison)}
+
+
+def plans_of(values):
+    """The plans of the plain optimizer and of the variant, by their names."""
+    if FIRST_SEED + values["seed"] + values["seeds"] - 1 > LARGEST_SEED:
+        allowed = f"at most {LARGEST_SEED - FIRST_SEED - values['seeds'] + 1}, for the fresh seeds"
+        raise checks.refused("seed", allowed, values["seed"])
+    names = (PLAIN[values["variant"]], values["variant"])
+    return {name: search.make_plan(_without_gamma(values, name), name) for name in names}
 
 
 def main(arguments=None):
     """Runs the command line and returns its exit status."""
-    options = make_options(arguments)
 
     def action():
-        plains = {variant: plain for plain, variant in PAIRS.items()}
-        if options.variant not in plains:
-            raise UsageError(
-                f"Argument `variant` must be one of {', '.join(plains)}. "
-                f"Received: variant={options.variant}"
-            )
-        check_integer("seeds", options.seeds, 1)
-        names = (plains[options.variant], options.variant)
-        plans = {name: search.make_plan(_without_gamma(options, name), name) for name in names}
+        values = options.read(PROGRAM, __doc__, GROUPS, arguments)
         path, comparison = compare(
-            plans, options.seeds, options.directory, options.data_dir, search.verbosity(options)
+            plans_of(values),
+            values["seeds"],
+            values["directory"],
+            values["data_dir"],
+            search.verbosity(values["verbose"]),
         )
         lines = rows(comparison)
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         print()
         for line in lines:
             print("  ".join(map(str.ljust, line, widths)).rstrip())
-        print(f"\nAccuracies and differences in %, {options.seeds} seeds; {path}")
+        seeds = command_line.counted(values["seeds"], "seed")
+        print(f"\nAccuracies and differences in %, {seeds}; {path}")
         return 0
 
-    return search.run_program(PROGRAM, action)
+    return command_line.run(PROGRAM, action, search.AFTER_INTERRUPT)
 
 
-def _without_gamma(options, optimizer):
-    """The options without what the plain optimizer lacks."""
-    if optimizer not in PAIRS:
-        return options
+def _without_gamma(values, optimizer):
+    """The values of the options without what the plain optimizer lacks."""
+    if optimizer in PLAIN:
+        return values
     lacks = ("gamma", "max_correction", "corrected_moments")
-    tune = options.tune and [name for name in options.tune if name not in lacks]
-    return type(options)(**vars(options) | {"tune": tune, "gamma": None})
+    tune = values["tune"] and [name for name in values["tune"] if name not in lacks]
+    return values | {"tune": tune, "gamma": None}
 
 
 if __name__ == "__main__":

@@ -6,12 +6,10 @@ import keras
 import keras_tuner
 
 from examples.training import data, models, recipes
-from tuning.space import OptimizerSpace
+from tuning.space import DIRECTIONS, OptimizerSpace
 
-# Of the last epoch: the best one was picked by looking, and a noisy curve has a better best one.
 OBJECTIVES = {
-    "last_epoch_val_accuracy": keras_tuner.Objective("last_epoch_val_accuracy", "max"),
-    "last_epoch_val_loss": keras_tuner.Objective("last_epoch_val_loss", "min"),
+    name: keras_tuner.Objective(name, direction) for name, direction in DIRECTIONS.items()
 }
 
 

@@ -5,13 +5,13 @@ import json
 import pathlib
 
 from examples.training import records
-from examples.training.errors import RunError
+from examples.training.errors import RunError, UsageError
 from examples.training.locks import FOLDER_LOCK
 
 IDENTITY = "search.json"
 
 
-class SearchError(RuntimeError):
+class SearchError(RunError):
     """Why a search cannot go on, and what can be done. What it has found so far is kept."""
 
 
@@ -68,7 +68,7 @@ def claim(folder, identity):
     """Marks a new folder as this search's.
 
     Raises:
-        RunError: If it is another's, in the words of the first difference.
+        UsageError: If it is another's, in the words of the first difference.
         SearchError: If the file that says whose it is, is damaged.
     """
     path = folder / IDENTITY
@@ -79,7 +79,9 @@ def claim(folder, identity):
         check(folder, identity, "Delete it, and the same command goes on." if ours else other)
         return
     if not ours and _holds_files(folder):
-        raise RunError(f"{folder} is not empty and holds no search. Choose another --project-name.")
+        raise UsageError(
+            f"{folder} is not empty and holds no search. Choose another --project-name."
+        )
     write_json(path, identity)
 
 
@@ -88,10 +90,10 @@ def _holds_files(folder):
 
 
 def check(folder, identity, advice=""):
-    """Raises RunError unless the folder holds this search."""
+    """Raises UsageError unless the folder holds this search."""
     difference = _difference(read_json(folder / IDENTITY, advice), identity)
     if difference:
-        raise RunError(
+        raise UsageError(
             f"{folder} holds another search: {difference}. Choose another --project-name, or "
             "leave it out."
         )

@@ -3,15 +3,18 @@
 python -m tuning.report trials.json search.png    # draws the picture again from a record
 """
 
-import argparse
 import csv
-import json
+import dataclasses
 import pathlib
+import sys
+from typing import Annotated
 
-from examples.training import records
+from examples.training import checks, command_line, options, records
+from examples.training.checks import Setting
 from tuning.hypermodel import OBJECTIVES
-from tuning.project import write_json
+from tuning.project import SearchError, read_json, write_json
 
+PROGRAM = "python -m tuning.report"
 BEST = "best_optimizer.json"
 PICTURE = "search.png"
 
@@ -212,18 +215,33 @@ def draw(document, path):
     pyplot.close(figure)
 
 
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What is drawn, and where."""
+
+    record: Annotated[pathlib.Path, Setting("a trials.json", metavar="RECORD")]
+    picture: Annotated[pathlib.Path, Setting("the PNG to write", metavar="PICTURE")]
+
+
 def main(arguments=None):
-    parser = argparse.ArgumentParser(
-        prog="python -m tuning.report", description="Draws a search from its trials.json."
-    )
-    parser.add_argument("record", type=pathlib.Path, help="a trials.json")
-    parser.add_argument("picture", type=pathlib.Path, help="the PNG to write")
-    options = parser.parse_args(arguments)
-    try:
-        draw(json.loads(options.record.read_text()), options.picture)
-    except (KeyError, OSError, ValueError) as error:
-        parser.error(f"{options.record} cannot be drawn: {error}")
+    """Runs the command line and returns its exit status."""
+
+    def action():
+        groups = {"files": options.group(Options)}
+        files = options.read(PROGRAM, __doc__, groups, arguments, tuple(checks.fields(Options)))
+        document = read_json(files["record"])
+        if files["picture"].suffix.lower() != ".png":
+            raise checks.refused("picture", "a file name that ends in .png", files["picture"])
+        try:
+            draw(document, files["picture"])
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise SearchError(f"{files['record']} is no record of a search ({reason})") from error
+        print(files["picture"])
+        return 0
+
+    return command_line.run(PROGRAM, action)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

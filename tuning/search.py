@@ -24,20 +24,21 @@ KERASTUNER_TUNER_ID, chief on the first and a name of its own on each other one.
 exit status: 0 done, 1 could not go on or no trial succeeded, 2 wrong options, 130 interrupted.
 """
 
-import argparse
 import contextlib
 import dataclasses
 import json
-import os
 import pathlib
 import sys
+from typing import Annotated
 
-from examples.training.checks import check_integer
-from examples.training.command_line import DefaultsHelp, Parser, complain
+from examples.training import checks, command_line, options
+from examples.training.checks import Setting
 from examples.training.errors import UsageError
-from examples.training.recipes import Settings
+from examples.training.recipes import LARGEST_SEED, Settings
+from tuning.space import DIRECTIONS, SEARCHABLE
 
 PROGRAM = "python -m tuning.search"
+AFTER_INTERRUPT = "the same command goes on"
 TUNERS = ("random", "bayesian", "hyperband", "grid")
 MAX_TRIALS = 12
 
@@ -46,52 +47,51 @@ MAX_TRIALS = 12
 class Plan:
     """Everything that decides what a search finds.
 
-    Args:
-        settings: `examples.training.recipes.Settings` of the trials; its seed is that of the first
-            execution, and of the proposals.
-        space: `tuning.space.OptimizerSpace`.
-        tuner: One of `TUNERS`. Defaults to `"random"`.
-        max_trials: Positive integer, or `None` for 12, or with a grid for all of it. Hyperband has
-            a number of its own, which follows from the epochs. Defaults to `None`.
-        executions_per_trial: Positive integer, runs of a trial, each with the next seed. Defaults
-            to `1`.
-        objective: A name of `tuning.hypermodel.OBJECTIVES`. Defaults to
-            `"last_epoch_val_accuracy"`.
+    `settings` are the `examples.training.recipes.Settings` of the trials; their seed is that of
+    the first execution, and of the proposals. `space` is a `tuning.space.OptimizerSpace`.
+    Hyperband's number of trials follows from the epochs. What else a field means, and what it may
+    be, stands beside it.
 
     Raises:
-        UsageError: If an argument is not as said above.
+        UsageError: If a value is not allowed.
     """
 
     settings: Settings
     space: object
-    tuner: str = "random"
-    max_trials: int | None = None
-    executions_per_trial: int = 1
-    objective: str = "last_epoch_val_accuracy"
+    tuner: Annotated[str, Setting("how the next point is chosen", choices=TUNERS)] = "random"
+    max_trials: Annotated[
+        int | None,
+        Setting(
+            "points that are tried",
+            low=1,
+            unset=f"{MAX_TRIALS}; with grid all of it; hyperband has its own number",
+        ),
+    ] = None
+    executions_per_trial: Annotated[
+        int,
+        Setting("runs of a trial, each with the next seed; their mean counts", low=1, high=1000),
+    ] = 1
+    objective: Annotated[
+        str,
+        Setting("what is to be large, or in the case of the loss small", choices=tuple(DIRECTIONS)),
+    ] = "last_epoch_val_accuracy"
 
     def __post_init__(self):
-        from tuning.hypermodel import OBJECTIVES
-
-        for name, allowed in (("tuner", TUNERS), ("objective", OBJECTIVES)):
-            if getattr(self, name) not in allowed:
-                raise UsageError(
-                    f"Argument `{name}` must be one of {', '.join(allowed)}. "
-                    f"Received: {name}={getattr(self, name)}"
-                )
-        if self.max_trials is not None:
-            check_integer("max_trials", self.max_trials, 1)
-            if self.tuner == "hyperband":
-                raise UsageError(
-                    "Argument `max_trials` cannot be given with the hyperband tuner, whose number "
-                    f"of trials follows from the epochs. Received: max_trials={self.max_trials}"
-                )
-        elif self.tuner in ("random", "bayesian"):
+        checks.check(self)
+        if self.max_trials is not None and self.tuner == "hyperband":
+            allowed = (
+                "left out with the hyperband tuner, whose number of trials follows from the epochs"
+            )
+            raise checks.refused("max_trials", allowed, self.max_trials)
+        if self.max_trials is None and self.tuner in ("random", "bayesian"):
             object.__setattr__(self, "max_trials", MAX_TRIALS)
         if self.tuner == "grid":
             if self.space.size is None:
                 raise UsageError("A grid needs a space with `points`. Received: points=None")
-            check_integer("max_trials", self.max_trials or self.space.size, self.space.size)
-        check_integer("executions_per_trial", self.executions_per_trial, 1)
+            checks.check_integer("max_trials", self.max_trials or self.space.size, self.space.size)
+        if self.settings.seed + self.executions_per_trial - 1 > LARGEST_SEED:
+            allowed = f"at most {LARGEST_SEED - self.executions_per_trial + 1}, for all executions"
+            raise checks.refused("seed", allowed, self.settings.seed)
         if self.settings.validation_size == 0:
             raise UsageError(
                 f"The objective {self.objective} needs validation images. "
@@ -151,6 +151,10 @@ def search(
     from tuning.tuner import Trials
 
     role = chief.role()
+    if role == "chief":
+        chief.check_address()
+    if project_name is not None and not _names_a_folder(project_name):
+        raise checks.refused("project_name", "the name of a folder", project_name)
     try:
         machine = trial_process.describe(plan.settings, data_dir)
     except trial_process.ProcessStopped as error:
@@ -167,6 +171,10 @@ def search(
             return folder, _search(trials, identity, machine, role, worker_timeout)
         except (OSError, records.RecordError) as error:
             raise project.SearchError(f"Cannot go on: {error}") from error
+
+
+def _names_a_folder(name):
+    return name not in ("", ".", "..") and pathlib.PurePath(name).name == name
 
 
 def _search(trials, identity, machine, role, worker_timeout):
@@ -187,8 +195,6 @@ def _search(trials, identity, machine, role, worker_timeout):
     oracle = _oracle(plan, on_end=on_end, missing=trials.missing, worker_timeout=worker_timeout)
     oracle.place(folder)
     plan.space.declare(oracle.hyperparameters)
-    if role == "chief":
-        chief.check_address()
     began = "Starting afresh in"
     if oracle.saved():
         oracle.reload(keep_workers=role == "chief")
@@ -237,200 +243,140 @@ def _oracle(plan, **others):
     )
 
 
-def make_parser(prog, doc):
-    """The options that a search and a comparison share."""
-    parser = Parser(prog, doc, usage=f"{prog} [options]", formatter_class=DefaultsHelp)
-    space = parser.add_argument_group("what is searched")
-    space.add_argument(
-        "--tune",
-        nargs="*",
-        metavar="NAME",
-        help="arguments: learning_rate, gamma, weight_decay, max_correction, corrected_moments "
-        "(default: the first two, if the optimizer has them)",
-    )
-    for name, text in (
-        ("learning-rate", "0.0001 0.01"),
-        ("gamma", "0.8 0.999, searched evenly in log(1 - gamma)"),
-        ("weight-decay", "0.00001 0.1"),
-    ):
-        space.add_argument(
-            f"--{name}",
-            nargs=2,
-            type=float,
-            metavar=("LOW", "HIGH"),
-            help=f"range, searched on a logarithmic scale (default: {text})",
-        )
-    how = parser.add_argument_group("how it is searched")
-    how.add_argument("--tuner", default="random", help=", ".join(TUNERS))
-    how.add_argument(
-        "--max-trials",
-        type=int,
-        help=f"points that are tried (default: {MAX_TRIALS}; the whole grid; hyperband's own)",
-    )
-    how.add_argument(
-        "--grid-points", type=int, default=4, help="points of each range, with --tuner grid"
-    )
-    how.add_argument(
-        "--executions-per-trial",
-        type=int,
-        default=1,
-        help="runs of a trial, each with the next seed; their mean counts",
-    )
-    how.add_argument(
-        "--objective",
-        default="last_epoch_val_accuracy",
-        help="last_epoch_val_accuracy or last_epoch_val_loss",
-    )
-    how.add_argument("--seed", type=int, default=0, help="of the proposals and the first execution")
-    what = parser.add_argument_group("what is trained")
-    what.add_argument("--model", default="cnn", help="vgg16, resnet18, resnet50, resnet8 or cnn")
-    what.add_argument("--width", type=int, help="filters of the first layer (default: the model's)")
-    what.add_argument(
-        "--dataset", default="digits", help="cifar10, cifar100, tiny_imagenet, digits or synthetic"
-    )
-    what.add_argument("--data-dir", help="folder of the data (default: the library's own)")
-    what.add_argument("--image-size", type=int, help="pixels a side (default: the data set's own)")
-    what.add_argument("--train-size", type=int, help="use that many training images (default: all)")
-    what.add_argument(
-        "--validation-size",
-        type=int,
-        help="training images held out to score trials (default: a tenth)",
-    )
-    what.add_argument(
-        "--augment",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="shift and mirror training images",
-    )
-    what.add_argument("--epochs", type=int, default=5, help="passes over the training images")
-    what.add_argument("--batch-size", type=int, default=64, help="images per step")
-    where = parser.add_argument_group("where")
-    where.add_argument(
-        "--directory",
-        type=pathlib.Path,
-        default=pathlib.Path("runs/tuning"),
-        help="folder of all searches",
-    )
-    where.add_argument(
-        "--verbose",
-        choices=["auto", "0", "1", "2"],
-        default="auto",
-        help="progress of each run: none, a bar, a line per epoch; auto is a bar on a terminal, "
-        "else none",
-    )
-    return parser
+@dataclasses.dataclass(frozen=True)
+class SpaceOptions:
+    """What is searched."""
+
+    tune: Annotated[
+        tuple[str, ...] | None,
+        Setting(
+            "arguments of the optimizer",
+            choices=SEARCHABLE,
+            unset="learning_rate and gamma, if it has them",
+        ),
+    ] = None
+    learning_rate: Annotated[
+        tuple[float, ...] | None,
+        Setting("range, on a logarithmic scale", above=0, count=2, unset="0.0001 0.01"),
+    ] = None
+    gamma: Annotated[
+        tuple[float, ...] | None,
+        Setting("range, on a logarithmic scale of 1 - gamma", above=0, count=2, unset="0.8 0.999"),
+    ] = None
+    weight_decay: Annotated[
+        tuple[float, ...] | None,
+        Setting("range, on a logarithmic scale", above=0, count=2, unset="0.00001 0.1"),
+    ] = None
+    grid_points: Annotated[
+        int, Setting("points of each range, with --tuner grid", low=2, high=1000)
+    ] = 4
 
 
-def make_options(arguments=None):
-    """Reads the command line."""
-    parser = make_parser(PROGRAM, __doc__)
-    group = parser.add_argument_group("this search")
-    group.add_argument("--optimizer", default="AdamNorm", help="ours, or one of keras.optimizers")
-    group.add_argument(
-        "--project-name",
-        help="the search's folder in --directory (default: a name made of the options)",
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What does not decide what a search finds."""
+
+    directory: Annotated[pathlib.Path, Setting("folder of all searches")] = pathlib.Path(
+        "runs/tuning"
     )
-    group.add_argument(
-        "--worker-timeout",
-        type=float,
-        default=60.0,
-        help="seconds until the chief hands on the trial of a worker that went silent",
-    )
-    group.add_argument(
-        "--chief-timeout",
-        type=float,
-        default=300.0,
-        help="seconds until a worker gives up a chief that does not answer",
-    )
-    return parser.parse_args(arguments)
+    project_name: Annotated[
+        str | None,
+        Setting("the search's folder in --directory", unset="a name made of the options"),
+    ] = None
+    data_dir: Annotated[
+        pathlib.Path | None, Setting("folder of the data", unset="the library's own")
+    ] = None
+    verbose: Annotated[
+        str,
+        Setting(
+            "progress of each run: none, a bar, a line per epoch; auto is a bar on a terminal, "
+            "else none",
+            choices=("auto", "0", "1", "2"),
+        ),
+    ] = "auto"
+    worker_timeout: Annotated[
+        float,
+        Setting(
+            "seconds until the chief hands on the trial of a worker that went silent",
+            low=1,
+            high=604800,
+        ),
+    ] = 60.0
+    chief_timeout: Annotated[
+        float,
+        Setting("seconds until a worker gives up a chief that does not answer", low=1, high=604800),
+    ] = 300.0
 
 
-def make_plan(options, optimizer):
-    """The `Plan` that options make with an optimizer.
+TRAINED = ("model", "width", "dataset")
+IMAGES = ("image_size", "train_size", "validation_size", "augment")
+RECIPE = ("epochs", "batch_size", "seed")
+SETTINGS = (*TRAINED, *IMAGES, *RECIPE)
+# What a search and a comparison share.
+GROUPS = {
+    "search space": options.group(SpaceOptions),
+    "search": options.group(Plan),
+    "model and data": [
+        *options.group(Settings, TRAINED, model="cnn", dataset="digits"),
+        *options.group(Options, ["data_dir"]),
+        *options.group(Settings, IMAGES),
+    ],
+    "recipe": options.group(Settings, RECIPE, epochs=5),
+    "output": options.group(Options, ["directory", "verbose"]),
+}
+SEARCH_GROUPS = GROUPS | {
+    "this search": [
+        *options.group(Settings, ["optimizer"]),
+        *options.group(Options, ["project_name", "worker_timeout", "chief_timeout"]),
+    ]
+}
+
+
+def make_plan(values, optimizer):
+    """The `Plan` that the values of options make with an optimizer.
 
     Raises:
-        ValueError: If they don't go together.
+        UsageError: If they don't go together.
     """
     from tuning.space import RANGES, OptimizerSpace
 
     settings = Settings(
-        optimizer=optimizer,
-        deterministic=True,
-        **{
-            name: getattr(options, name)
-            for name in (
-                "model",
-                "width",
-                "dataset",
-                "image_size",
-                "train_size",
-                "validation_size",
-                "augment",
-                "epochs",
-                "batch_size",
-                "seed",
-            )
-        },
+        optimizer=optimizer, deterministic=True, **{name: values[name] for name in SETTINGS}
     )
-    ranges = {name: getattr(options, name) for name in RANGES if getattr(options, name)}
-    points = options.grid_points if options.tuner == "grid" else None
+    ranges = {name: values[name] for name in RANGES if values[name]}
+    points = values["grid_points"] if values["tuner"] == "grid" else None
     return Plan(
         settings,
-        OptimizerSpace(optimizer, options.tune, ranges, points),
-        tuner=options.tuner,
-        max_trials=options.max_trials,
-        executions_per_trial=options.executions_per_trial,
-        objective=options.objective,
+        OptimizerSpace(optimizer, values["tune"], ranges, points),
+        **{name: values[name] for name in checks.fields(Plan)},
     )
 
 
-def verbosity(options):
+def verbosity(verbose):
     """`verbose` for `keras.Model.fit`."""
-    if options.verbose == "auto":
+    if verbose == "auto":
         return 1 if sys.stdout.isatty() else 0
-    return int(options.verbose)
+    return int(verbose)
 
 
 def main(arguments=None):
     """Runs the command line and returns its exit status."""
-    options = make_options(arguments)
 
     def action():
-        plan = make_plan(options, options.optimizer)
+        values = options.read(PROGRAM, __doc__, SEARCH_GROUPS, arguments)
+        plan = make_plan(values, values["optimizer"])
         folder, rows = search(
             plan,
-            options.directory,
-            options.project_name,
-            options.data_dir,
-            verbosity(options),
-            options.worker_timeout,
-            options.chief_timeout,
+            values["directory"],
+            values["project_name"],
+            values["data_dir"],
+            verbosity(values["verbose"]),
+            values["worker_timeout"],
+            values["chief_timeout"],
         )
         return 0 if rows is None else _summarise(folder, rows, plan)
 
-    return run_program(PROGRAM, action)
-
-
-def run_program(prog, action):
-    """Runs an action and turns what it raises into one line and an exit status."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    try:
-        import keras_tuner  # noqa: F401
-
-        from examples.training.errors import RunError
-        from tuning.project import SearchError
-
-        try:
-            return action()
-        except SearchError as error:
-            reason, status = error, 1
-        except (OSError, RunError, ValueError) as error:
-            reason, status = error, 2
-    except ImportError as error:
-        reason, status = f"{error}. The tuning needs: pip install -e '.[tuning]'", 1
-    except KeyboardInterrupt:
-        reason, status = "interrupted; the same command goes on", 130
-    return complain(prog, reason, status)
+    return command_line.run(PROGRAM, action, AFTER_INTERRUPT)
 
 
 def _summarise(folder, rows, plan):

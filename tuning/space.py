@@ -25,6 +25,10 @@ CHOICES = {
     "max_correction": {"none": None, "2": 2.0, "10": 10.0},
     "corrected_moments": {"first": "first", "both": "both"},
 }
+# What a search can make large or small, of the last epoch. The best epoch is picked by looking,
+# and a noisy curve has a better best epoch.
+DIRECTIONS = {"last_epoch_val_accuracy": "max", "last_epoch_val_loss": "min"}
+SEARCHABLE = (*RANGES, *CHOICES)
 # What keras-tuner searches in the place of an argument: its name, and the way there and back.
 ONE_MINUS_GAMMA = "one_minus_gamma"
 

@@ -5,14 +5,19 @@ python -m tuning.tables                              # rewrites the tables betwe
 python -m tuning.tables --check                      # fails if one is not what the records give
 """
 
-import argparse
-import json
+import dataclasses
 import pathlib
 import re
 import shutil
 import sys
+from typing import Annotated
 
+from examples.training import command_line, options
+from examples.training.checks import Setting
 from tuning import compare, report
+from tuning.project import SearchError, read_json
+
+PROGRAM = "python -m tuning.tables"
 
 README = pathlib.Path(__file__).parent / "README.md"
 RESULTS = pathlib.Path(__file__).parent / "results"
@@ -23,7 +28,7 @@ BEST_TRIALS = 5
 def collect(folder, results=None):
     """Copies a comparison's records and those of its searches, without the models."""
     folder = pathlib.Path(folder)
-    comparison = json.loads((folder / compare.RECORD).read_text())
+    comparison = read_json(folder / compare.RECORD)
     settings = comparison["settings"]
     variant = list(comparison["optimizers"])[-1]
     target = (results or RESULTS) / f"{settings['dataset']}-{settings['model']}-{variant}"
@@ -37,7 +42,7 @@ def collect(folder, results=None):
 
 def comparison_table(folder):
     """What the comparison gave, and what it was of."""
-    comparison = json.loads((folder / compare.RECORD).read_text())
+    comparison = read_json(folder / compare.RECORD)
     settings, data = comparison["settings"], comparison["data"]
     width = f" of width {settings['width']}" if settings["width"] else ""
     return (
@@ -51,9 +56,9 @@ def comparison_table(folder):
 def trials_table(folder):
     """The best trials of both searches."""
     lines = [("optimizer", "trial", "setting", "validation accuracy, %")]
-    comparison = json.loads((folder / compare.RECORD).read_text())
+    comparison = read_json(folder / compare.RECORD)
     for optimizer in comparison["optimizers"]:
-        record = json.loads((folder / optimizer / "trials.json").read_text())
+        record = read_json(folder / optimizer / "trials.json")
         best = report.ranked(record["trials"], record["search"]["objective"])
         for row in best[:BEST_TRIALS]:
             accuracy = f"{100 * row['last_epoch_val_accuracy']:.2f}"
@@ -80,27 +85,34 @@ def render(text, results=None):
     return re.sub(rf"{pattern}.*?(?P<end><!-- end -->)", table, text, flags=re.DOTALL)
 
 
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What is done."""
+
+    collect: Annotated[
+        pathlib.Path | None,
+        Setting("take the records of this comparison over", metavar="FOLDER", unset="none"),
+    ] = None
+    check: Annotated[bool, Setting("change nothing, compare")] = False
+
+
 def main(arguments=None):
-    parser = argparse.ArgumentParser(
-        prog="python -m tuning.tables",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--collect", metavar="FOLDER", help="take a comparison's records over")
-    parser.add_argument("--check", action="store_true", help="change nothing, compare")
-    options = parser.parse_args(arguments)
-    if options.collect:
-        try:
-            print(collect(options.collect))
-        except OSError as error:
-            parser.error(f"{options.collect} is no finished comparison: {error}")
-    text = README.read_text(encoding="utf-8")
-    rendered = render(text)
-    if options.check and rendered != text:
-        sys.exit("a table is not what the records give; run python -m tuning.tables")
-    if not options.check:
-        README.write_text(rendered, encoding="utf-8")
+    """Runs the command line and returns its exit status."""
+
+    def action():
+        values = options.read(PROGRAM, __doc__, {"tables": options.group(Options)}, arguments)
+        if values["collect"] is not None:
+            print(collect(values["collect"]))
+        text = README.read_text(encoding="utf-8")
+        rendered = render(text)
+        if not values["check"]:
+            README.write_text(rendered, encoding="utf-8")
+        elif rendered != text:
+            raise SearchError("a table is not what the records give; run python -m tuning.tables")
+        return 0
+
+    return command_line.run(PROGRAM, action)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

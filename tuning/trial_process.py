@@ -21,7 +21,7 @@ import threading
 import time
 import traceback
 
-from examples.training.errors import UsageError
+from examples.training.errors import DivergedError, LockedError, RunError, UsageError
 from examples.training.recipes import Settings
 
 # The outcomes of a job.
@@ -36,7 +36,7 @@ class TrialDiverged(Exception):
     """A loss, weight or score that is not finite: the doing of the trial's settings."""
 
 
-class ProcessStopped(RuntimeError):
+class ProcessStopped(RunError):
     """Why a process could not train to the end; its settings are not to blame."""
 
 
@@ -162,8 +162,6 @@ def _end_with_parent():
 
 def perform(job):
     """Does a job in this process and returns its answer."""
-    from examples.training.errors import DivergedError, RunError
-
     try:
         return {"outcome": DONE, "result": _TASKS[job["task"]](job)}
     except DivergedError as error:
@@ -207,7 +205,6 @@ def _train(job):
 
 def _train_run(settings, folder, data_dir, verbose, keep_model):
     from examples.training import run
-    from examples.training.errors import LockedError
 
     set_aside_damaged(pathlib.Path(folder))
     said = False
