@@ -1,9 +1,10 @@
 """Trains a small network on scikit-learn's digits with every Norm variant and its plain optimizer.
 
 Four pairs, three seeds each; within a seed both of a pair start from the same weights and see the
-same batches, so that their difference is the correction's. It ends with a table and a picture:
+same batches, so that their difference is the correction's. It ends with a table and a picture.
 
-    python -m examples.demo
+example:
+  python -m examples.demo
 
 Every run trains for the same number of epochs on all 1,437 training images, and its result is the
 test accuracy after the last one: nothing is chosen by looking at the 360 test images. One optimizer
@@ -11,17 +12,26 @@ of a pair is said to be ahead only where the interval of their difference leaves
 intervals hold together at 95 %.
 """
 
-import argparse
-import os
+import dataclasses
 import pathlib
 import sys
+from typing import Annotated
 
 import numpy as np
 
 from examples.study import intervals
-from examples.study.drawing import INK, PLAIN, QUIET, STYLE, VARIANT, mean_and_range
-from examples.training.checks import check_integer
-from examples.training.command_line import Parser, complain
+from examples.study.drawing import (
+    INK,
+    PLAIN,
+    QUIET,
+    STYLE,
+    VARIANT,
+    check_picture,
+    epochs_on,
+    mean_and_range,
+)
+from examples.training import command_line, options
+from examples.training.checks import Setting
 
 PROGRAM = "python -m examples.demo"
 PAIRS = {
@@ -33,24 +43,31 @@ PAIRS = {
 CURVES = ("loss", "val_accuracy", "corrections_fired")
 
 
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The size of the demonstration."""
+
+    seeds: Annotated[int, Setting("runs per optimizer", low=1, high=1000)] = 3
+    epochs: Annotated[int, Setting("epochs of a run", low=1)] = 8
+    output: Annotated[
+        pathlib.Path, Setting("the picture; its name's ending says the format", metavar="FILE")
+    ] = pathlib.Path("runs/demo.png")
+
+
 def main(arguments=None):
     """Runs the command line and returns its exit status."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    options = _options(arguments)
-    try:
-        check_integer("seeds", options.seeds, 1)
-        check_integer("epochs", options.epochs, 1)
-        _check_output(options.output)
-        runs = train_all(options.seeds, options.epochs, verbose=1 if sys.stdout.isatty() else 2)
-        print("\n" + table(runs))
-        draw(runs, options.output)
-    except ImportError as error:
-        return complain(PROGRAM, f"{error}. The examples need: pip install -e '.[examples]'", 1)
-    except (OSError, ValueError) as error:
-        return complain(PROGRAM, error, 2)
-    except KeyboardInterrupt:
-        return complain(PROGRAM, "interrupted", 130)
-    print(f"\nLoss and accuracy curves: {options.output}")
+    return command_line.run(PROGRAM, lambda: _demonstrate(arguments))
+
+
+def _demonstrate(arguments):
+    chosen = Options(
+        **options.read(PROGRAM, __doc__, {"demonstration": options.group(Options)}, arguments)
+    )
+    check_picture(chosen.output)
+    runs = train_all(chosen.seeds, chosen.epochs, verbose=1 if sys.stdout.isatty() else 2)
+    print("\n" + table(runs))
+    draw(runs, chosen.output)
+    print(f"\nLoss and accuracy curves: {chosen.output}")
     return 0
 
 
@@ -152,7 +169,6 @@ def _figure(runs):
     from matplotlib.ticker import (
         FuncFormatter,
         LogLocator,
-        MaxNLocator,
         NullFormatter,
         PercentFormatter,
     )
@@ -186,7 +202,7 @@ def _figure(runs):
         )
         column[2].set_xlabel("epoch")
         column[2].set_xlim(1, max(epochs, 2))
-        column[2].xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
+        epochs_on(column[2].xaxis)
     rows[0, 0].set_yscale("log")
     rows[0, 0].yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     rows[0, 0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -240,35 +256,6 @@ def _last_accuracies(runs):
 
 def _fired(runs):
     return np.mean([run["corrections_fired"] for run in runs])
-
-
-def _options(arguments):
-    parser = Parser(PROGRAM, __doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=3, help="runs per optimizer (default: 3)")
-    parser.add_argument("--epochs", type=int, default=8, help="epochs of a run (default: 8)")
-    parser.add_argument(
-        "--output",
-        type=pathlib.Path,
-        default=pathlib.Path("runs/demo.png"),
-        help="the picture; its name's ending says the format (default: runs/demo.png)",
-    )
-    return parser.parse_args(arguments)
-
-
-def _check_output(path):
-    """Refuses a picture that could not be written, before minutes of training."""
-    from matplotlib.figure import Figure
-
-    formats = sorted(Figure().canvas.get_supported_filetypes())
-    if path.suffix.removeprefix(".") not in formats:
-        raise ValueError(
-            f"Argument `output` must end in one of .{', .'.join(formats)}. Received: output={path}"
-        )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    existed = path.exists()
-    path.open("ab").close()
-    if not existed:
-        path.unlink()
 
 
 if __name__ == "__main__":

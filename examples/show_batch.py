@@ -1,15 +1,45 @@
 """Draws a training batch as the model sees it, cropped and mirrored, with its labels.
 
-    python -m examples.show_batch --dataset cifar10 --out batch.png
+example:
+  python -m examples.show_batch --dataset cifar10 --output batch.png
 
 Only the normalisation is undone, for the colours; the black edges are the padding.
 """
 
-import argparse
+import dataclasses
+import pathlib
+import sys
+from typing import Annotated
 
-import numpy as np
+from examples.training import command_line, options
+from examples.training.checks import Setting
+from examples.training.recipes import Settings
 
-from examples.training import data
+PROGRAM = "python -m examples.show_batch"
+# All of a batch is drawn: more pictures take minutes, and none can be seen.
+MOST_IMAGES = 256
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Which batch is drawn, and where to."""
+
+    batch_size: Annotated[int, Setting("images of the batch", low=1, high=MOST_IMAGES)] = 32
+    epoch: Annotated[int, Setting("epoch that the batch is the first of, from 0", low=0)] = 0
+    data_dir: Annotated[
+        pathlib.Path | None, Setting("folder of the data", unset="the library's own")
+    ] = None
+    output: Annotated[
+        pathlib.Path, Setting("the picture; its name's ending says the format", metavar="FILE")
+    ] = pathlib.Path("runs/batch.png")
+
+
+GROUPS = {
+    "batch": [
+        *options.group(Settings, ["dataset", "seed", "image_size"]),
+        *options.group(Options),
+    ]
+}
 
 
 def draw(dataset, epoch=0):
@@ -22,7 +52,10 @@ def draw(dataset, epoch=0):
     Returns:
         A `matplotlib.figure.Figure`.
     """
+    import numpy as np
     from matplotlib.figure import Figure
+
+    from examples.training import data
 
     images, labels = next(dataset.train_epoch(epoch).as_numpy_iterator())
     source = data.DATASETS[dataset.name]
@@ -40,31 +73,24 @@ def draw(dataset, epoch=0):
 
 
 def main(arguments=None):
-    parser = argparse.ArgumentParser(
-        prog="python -m examples.show_batch",
-        description="Draws a training batch as the model sees it.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    parser.add_argument("--dataset", default="cifar10", choices=list(data.DATASETS))
-    parser.add_argument("--out", required=True, help="image file to write, for example batch.png")
-    parser.add_argument("--batch-size", type=int, default=32, help="number of images")
-    parser.add_argument("--epoch", type=int, default=0, help="epoch that the batch is the first of")
-    parser.add_argument("--seed", type=int, default=0, help="seed of order, crops and flips")
-    parser.add_argument("--image-size", type=int, help="resize to this height and width")
-    parser.add_argument("--data-dir", help="folder of the data")
-    options = parser.parse_args(arguments)
-    try:
-        dataset = data.load(
-            options.dataset,
-            batch_size=options.batch_size,
-            seed=options.seed,
-            image_size=options.image_size,
-            data_dir=options.data_dir,
-        )
-        draw(dataset, options.epoch).savefig(options.out, dpi=150)
-    except (ValueError, OSError) as error:
-        parser.error(str(error))
+    """Runs the command line and returns its exit status."""
+    return command_line.run(PROGRAM, lambda: _show(arguments))
+
+
+def _show(arguments):
+    values = options.read(PROGRAM, __doc__, GROUPS, arguments)
+    output, epoch = values.pop("output"), values.pop("epoch")
+    from examples.study.drawing import check_picture
+
+    check_picture(output)
+    from examples.training import data
+
+    with data.usable():
+        dataset = data.load(values.pop("dataset"), **values)
+    draw(dataset, epoch).savefig(output, dpi=150)
+    print(output)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -11,6 +11,8 @@ from examples import show_batch
 from examples.benchmarks import data_speed
 from examples.training import data, models
 from examples.training.augmentation import epoch_plan, normalise, shift_and_flip
+from examples.training.errors import UsageError
+from tests.support.command_line import assert_refused
 
 MEAN, STD = np.array([0.4914, 0.4822, 0.4465]), np.array([0.2023, 0.1994, 0.2010])
 
@@ -346,16 +348,40 @@ def test_show_batch_draws_the_batch(tmp_path, capsys):
         )
 
     out = tmp_path / "batch.png"
-    show_batch.main(["--dataset", "synthetic", "--batch-size", "4", "--out", str(out)])
+    show_batch.main(["--dataset", "synthetic", "--batch-size", "4", "--output", str(out)])
     assert out.read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(SystemExit, match="2"):
-        show_batch.main(["--dataset", "digits", "--out", str(tmp_path / "none" / "batch.png")])
-    assert "No such file" in capsys.readouterr().err
+    assert capsys.readouterr().out == f"{out}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ("--output batch.doc", "Argument `output` must be a file that ends in one of"),
+        ("--output .", "Argument `output` must be a file that ends in one of"),
+        ("--batch-size 1200", "Argument `batch_size` must be an integer from 1 to 256"),
+        ("--dataset digits --image-size 9999999", "`image_size` must be an integer from 1 to 4096"),
+        ("--dataset mnist", "Argument `dataset` must be one of cifar10"),
+        ("--dataset tiny_imagenet --data-dir /nowhere", "`data_dir` must be an existing folder"),
+        ("--epoch -1", "Argument `epoch` must be an integer of at least 0"),
+        ("--out batch.png", "there is no option --out batch.png"),
+    ],
+)
+def test_show_batch_refuses_on_one_line(arguments, complaint, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert_refused(show_batch.main, arguments.split(), capsys, "examples.show_batch", complaint)
+
+
+def test_images_that_exceed_the_memory_are_refused(monkeypatch):
+    monkeypatch.setattr(data.os, "sysconf", {"SC_PHYS_PAGES": 1000, "SC_PAGE_SIZE": 4096}.get)
+    with pytest.raises(UsageError, match=r"would take 6 GB of memory. This machine has 0 GB"):
+        data.load("synthetic", image_size=256)
+    data.check_memory(1000, 32, 32)
 
 
 def test_data_speed_writes_a_record(tmp_path, capsys):
     out = tmp_path / "speed.json"
-    data_speed.main(["--images", "128", "--image-size", "8", "--rounds", "3", "--out", str(out)])
+    arguments = ["--images", "128", "--image-size", "8", "--rounds", "3", "--output", str(out)]
+    assert data_speed.main(arguments) == 0
     record = json.loads(out.read_text())
     assert {"settings", "versions", "device", "finished", "commit"} <= set(record)
     for name, speeds in record["images_per_second"].items():
@@ -364,9 +390,16 @@ def test_data_speed_writes_a_record(tmp_path, capsys):
         assert record["median_processor_us_per_image"][name] > 0
     medians = record["median_images_per_second"]
     assert record["times_as_fast"] == round(medians["batched"] / medians["per_image"], 2)
-    with pytest.raises(SystemExit, match="2"):
-        data_speed.main(["--images", "10"])
-    assert "`images` must be an integer of at least 64" in capsys.readouterr().err
+    capsys.readouterr()
+    for wrong, complaint in {
+        "--images 10": "`images` must be an integer of at least 64",
+        "--images 99999999999999": "`images` must be at most 2147483647",
+        "--images 2000000000 --image-size 4096": "of memory. This machine has",
+        f"--output {tmp_path}": "`output` must be a file, not a folder",
+        "--rounds 0": "`rounds` must be an integer from 1 to 10000",
+    }.items():
+        name = "examples.benchmarks.data_speed"
+        assert_refused(data_speed.main, wrong.split(), capsys, name, complaint)
 
 
 def test_the_pipeline_that_speed_is_measured_against_does_the_same():

@@ -103,17 +103,26 @@ def test_a_run_keeps_nothing_of_the_run_before(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--seeds", "0"], "Argument `seeds` must be an integer of at least 1. Received: seeds=0"),
+        (["--seeds", "0"], "Argument `seeds` must be an integer from 1 to 1000. Received: seeds=0"),
         (["--epochs", "-1"], "Argument `epochs` must be an integer of at least 1"),
-        (["--output", "curves.doc"], "Argument `output` must end in one of"),
-        (["--output", "/dev/null/x.png"], "/dev/null"),
-        (["--epochs", "many"], "argument --epochs: invalid int value: 'many'"),
+        (["--output", "curves.doc"], "Argument `output` must be a file that ends in one of"),
+        (
+            ["--epochs", "many"],
+            "`epochs` must be an integer of at least 1. Received: epochs='many'",
+        ),
         (["--seed", "x", "--what"], "--seed"),
     ],
 )
 def test_mistakes_are_one_line_before_any_training(arguments, complaint, capsys, monkeypatch):
     monkeypatch.setattr(demo, "train", lambda *_: pytest.fail("trained"))
     assert_refused(demo.main, arguments, capsys, "examples.demo", complaint)
+
+
+def test_a_picture_that_cannot_be_written_is_told_before_any_training(capsys, monkeypatch):
+    monkeypatch.setattr(demo, "train", lambda *_: pytest.fail("trained"))
+    assert demo.main(["--output", "/dev/null/x.png"]) == 1
+    error = capsys.readouterr().err
+    assert "/dev/null" in error and error.count("\n") == 1
 
 
 def test_missing_package_is_named(monkeypatch, capsys):

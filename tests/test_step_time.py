@@ -1,8 +1,11 @@
 """The record of a measurement that can be continued, and what is told of it."""
 
+import json
+
 import pytest
 
-from examples.benchmarks import step_time, step_time_tables
+from examples.benchmarks import step_time, step_time_tables, updates
+from tests.support.command_line import assert_refused
 
 
 def ratio(value):
@@ -44,6 +47,65 @@ def test_parts_that_are_there_are_not_measured_again(tmp_path):
     assert step_time.Record(path, rounds=3).part("updates/vgg16/xla", measured) == 2
     other = step_time.Record(path, rounds=5)
     assert other.part("updates/vgg16/graph", measured) == 3
+
+
+def test_a_record_is_replaced_once_all_is_measured(tmp_path):
+    path = tmp_path / "one.json"
+    path.write_text(json.dumps({"kind": "step_time", "updates": {"vgg16": {"graph": 1}}, "fit": 2}))
+    before = path.read_text()
+    record = step_time.Record(path, rounds=3)
+    record.part("updates/vgg16/graph", lambda: 3)
+    assert path.read_text() == before
+    # What the old one has besides would be lost.
+    assert "it has parts that were not measured: fit" in record.finish()
+    assert path.read_text() == before and record.partial.exists()
+    again = step_time.Record(path, rounds=3)
+    assert again.part("updates/vgg16/graph", lambda: pytest.fail("measured again")) == 3
+    again.part("fit", lambda: 4)
+    assert again.finish() == str(path)
+    assert not again.partial.exists()
+    new = json.loads(path.read_text())
+    assert (new["updates"], new["fit"]) == ({"vgg16": {"graph": 3}}, 4)
+
+
+def test_a_stopped_measurement_leaves_the_record_alone(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "one.json"
+    path.write_text('{"kind": "step_time", "updates": {}}')
+    before = path.read_text()
+
+    def stop(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(updates, "model_shapes", lambda name: [(2, 2)])
+    monkeypatch.setattr(updates, "measure", lambda *arguments: rows(6.0, 3.0))
+    monkeypatch.setattr(updates, "memory_speed", stop)
+    arguments = ["--models", "cnn", "--modes", "graph", "--output", str(path)]
+    assert step_time.main(arguments) == 130
+    assert capsys.readouterr().err.endswith("interrupted; the same command goes on\n")
+    assert path.read_text() == before
+    assert "graph" in path.with_name("one.json.partial").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ("--rounds 0", "`rounds` must be an integer from 1 to 10000. Received: rounds=0"),
+        ("--models", "Argument `models` must be one of vgg16, resnet18, resnet50, resnet8, cnn"),
+        ("--models --modes graph", "cnn, at least 1. Received none"),
+        ("--models alexnet", "Argument `models` must be one of vgg16"),
+        ("--modes jit", "`modes` must be of eager, graph, xla, with the backend tensorflow"),
+        ("--skip all", "Argument `skip` must be one of fit, scaling, memory"),
+        ("--output .", "Argument `output` must be a file, not a folder"),
+        ("--output foreign.json", "`output` must be a record of python -m examples.benchmarks"),
+        ("--output broken.json", "broken.json is not a record"),
+    ],
+)
+def test_wrong_options_are_refused_on_one_line(arguments, complaint, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "foreign.json").write_text('{"kind": "other"}')
+    (tmp_path / "broken.json").write_text("{")
+    name = "examples.benchmarks.step_time"
+    assert_refused(step_time.main, arguments.split(), capsys, name, complaint)
 
 
 def test_no_path_keeps_nothing():

@@ -3,24 +3,28 @@
 import contextlib
 import csv
 import dataclasses
+import io
 import itertools
 import json
 import math
 import os
 import pathlib
 import resource
+import shutil
 import signal
 import subprocess
 import sys
 import time
+import zipfile
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from examples import train
-from examples.training import checkpoint, data, models, recipes, records, run
-from examples.training.errors import LockedError, RunError, UsageError
+from examples.training import callbacks, checkpoint, data, models, recipes, records, run
+from examples.training.errors import DivergedError, LockedError, RunError, UsageError
 from examples.training.recipes import Settings
 from tests.support.tiny import TINY as BASE
 
@@ -207,27 +211,111 @@ def test_a_run_stopped_before_its_record_needs_no_training(tmp_path, monkeypatch
     assert len(record["epochs"]["loss"]) == 3
 
 
-def test_bad_checkpoints_are_refused_and_kept(tmp_path):
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """A run that was stopped after its second epoch: its settings and its folder."""
     settings = tiny(optimizer="Adam")
-    interrupt(settings, tmp_path, epoch=2)
-    first, second = (path for _, path in checkpoint.list_all(tmp_path / "checkpoints"))
+    folder = tmp_path_factory.mktemp("stopped") / "run"
+    interrupt(settings, folder, epoch=2)
+    return settings, folder
 
+
+@pytest.fixture
+def broken(stopped, tmp_path):
+    """A copy of it, and its two checkpoints."""
+    settings, folder = stopped
+    shutil.copytree(folder, tmp_path / "run")
+    return settings, *(path for _, path in checkpoint.list_all(tmp_path / "run" / "checkpoints"))
+
+
+def test_a_checkpoint_of_another_run_is_refused(broken):
+    _, first, second = broken
     with pytest.raises(RunError, match=r"another run: its batch_size is 32, not 16"):
-        run.train(tiny(optimizer="Adam", batch_size=16), tmp_path)
+        run.train(tiny(optimizer="Adam", batch_size=16), first.parents[1])
+    assert first.exists() and second.exists()
 
-    whole = second.read_bytes()
-    damaged = bytearray(whole)
-    damaged[len(whole) // 2] ^= 1
-    for content in (damaged, whole[:-100], b""):
-        second.write_bytes(content)
-        with pytest.raises(RunError, match=rf"{second.name} is damaged.*epoch 1 in .* is sound"):
-            run.train(settings, tmp_path)
-        assert second.read_bytes() == content
 
-    second.unlink()
-    assert first.exists()
-    record = run.train(settings, tmp_path, verbose=0)
+def renamed(path, content, epoch):
+    """Puts content under the name that a checkpoint of this epoch with it would have."""
+    path.write_bytes(content)
+    digest = checkpoint._digest(path)
+    return path.rename(path.with_name(f"epoch-{epoch:04d}-{digest}.keras"))
+
+
+def rewritten(content, change):
+    """The bytes of a checkpoint after a change of what it says of its run."""
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    state = json.loads(members["run.json"])
+    members["run.json"] = json.dumps(change(state) or state).encode()
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, member in members.items():
+            archive.writestr(name, member)
+    return buffer.getvalue()
+
+
+def foreign():
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("something", "else")
+    return buffer.getvalue()
+
+
+DAMAGES = {
+    "a changed byte": lambda path, whole: path.write_bytes(
+        whole[:5000] + bytes([whole[5000] ^ 1]) + whole[5001:]
+    ),
+    "cut short": lambda path, whole: path.write_bytes(whole[:-100]),
+    "empty": lambda path, whole: path.write_bytes(b""),
+    "another program's": lambda path, whole: renamed(path, b"something else", 2),
+    "another archive": lambda path, whole: renamed(path, foreign(), 2),
+    "a renamed epoch": lambda path, whole: renamed(path, whole, 9),
+    "an epoch too many": lambda path, whole: renamed(
+        path, rewritten(whole, lambda state: state.update(epoch=9)), 9
+    ),
+    "no curves": lambda path, whole: renamed(
+        path, rewritten(whole, lambda state: state["run"].pop("curves") and None), 2
+    ),
+    "a list": lambda path, whole: renamed(path, rewritten(whole, lambda state: [state]), 2),
+    "short curves": lambda path, whole: renamed(
+        path, rewritten(whole, lambda state: state["run"]["curves"]["loss"].pop() and None), 2
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_of_a_damaged_checkpoint_the_one_before_is_taken(damage, broken, capsys):
+    settings, first, second = broken
+    DAMAGES[damage](second, second.read_bytes())
+    begun = []
+    count = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: begun.append(epoch))
+    record = run.train(settings, first.parents[1], verbose=0, observers=[count])
+    assert begun == [1, 2]
     assert len(record["epochs"]["loss"]) == 3
+    told = capsys.readouterr().out
+    assert told.count(" is damaged: ") == 1
+    assert "Going on after epoch 1 of 3" in told
+
+
+def test_without_a_sound_checkpoint_the_run_starts_anew(broken, capsys):
+    settings, first, second = broken
+    for path in (first, second):
+        path.write_bytes(b"")
+    record = run.train(settings, first.parents[1], verbose=0)
+    assert len(record["epochs"]["loss"]) == 3
+    assert capsys.readouterr().out.count(" is damaged: ") == 2
+
+
+def test_a_run_is_not_resumed_on_another_backend(broken, monkeypatch):
+    settings, first, _ = broken
+    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
+    with zipfile.ZipFile(first) as archive:
+        identity = json.loads(archive.read("run.json"))["run"]
+    identity = {name: identity[name] for name in ("settings", "data")} | {"backend": "jax"}
+    keeper = callbacks.Keeper(first.parents[1], identity)
+    with pytest.raises(RunError, match="another run: its backend is tensorflow, not jax"):
+        keeper.restore(None)
 
 
 def test_checkpoint_of_other_data_is_refused(tmp_path, monkeypatch):
@@ -289,6 +377,25 @@ def test_loss_that_is_no_number_keeps_the_last_good_state(tmp_path, capsys):
     assert [epoch for epoch, _ in checkpoint.list_all(tmp_path / "run" / "checkpoints")] == [1]
 
 
+def test_a_loss_beyond_all_numbers_is_no_result(tmp_path, capsys):
+    folder = tmp_path / "run"
+    arguments = options(optimizer="SGD", output_dir=folder, learning_rate=1e30, epochs=1)
+    assert train.main(arguments) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "A smaller learning rate may help. No epoch was finished before." in error
+    assert not (folder / run.RECORD).exists()
+
+
+def test_the_validation_loss_counts_too(tmp_path):
+    class Spoil(keras.callbacks.Callback):
+        def on_test_begin(self, logs=None):
+            self.model.trainable_variables[-1].assign([3e38, -3e38] * 5)
+
+    with pytest.raises(DivergedError, match="The validation loss is (inf|nan) after epoch 1"):
+        run.train(tiny(optimizer="Adam"), tmp_path, verbose=0, observers=[Spoil()])
+
+
 def test_weights_that_are_no_numbers_are_not_saved(tmp_path):
     # The last step of an epoch can spoil the weights after the last loss was taken.
     class Spoil(keras.callbacks.Callback):
@@ -305,6 +412,40 @@ def test_folder_that_cannot_be_written_is_reported_before_training(tmp_path, cap
     (tmp_path / "file").write_text("")
     assert train.main(options(output_dir=tmp_path / "file" / "run")) == 1
     assert "Cannot use the output folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "with\0null"])
+def test_a_folder_that_no_system_takes_is_refused_before_anything(name, tmp_path, capsys):
+    assert train.main(options(output_dir=tmp_path / name)) == 2
+    error = capsys.readouterr().err
+    assert "`output_dir` must be a path that the system can take" in error
+    assert error.count("\n") == 1
+
+
+def test_a_finished_run_without_its_model_says_so(tmp_path, capsys):
+    settings = tiny(optimizer="Adam", epochs=1)
+    run.train(settings, tmp_path, verbose=0, keep_model=False)
+    assert "1 epoch into" in capsys.readouterr().out
+    run.train(settings, tmp_path, keep_model=False)
+    assert "not kept" not in capsys.readouterr().out
+    run.train(settings, tmp_path, keep_model=True)
+    told = capsys.readouterr().out
+    assert "Its model was not kept" in told and "train again" in told
+
+
+def test_a_run_is_told_by_its_optimizer_and_its_arguments():
+    assert recipes.named_optimizer(tiny(**QUICK)) == "AdamNorm(gamma=0.5)"
+    assert recipes.named_optimizer(tiny(optimizer="Adam")) == "Adam"
+
+
+def test_too_little_memory_is_told_on_one_line(tmp_path, monkeypatch, capsys):
+    def build(*arguments):
+        raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
+
+    monkeypatch.setattr(run, "_build", build)
+    assert train.main(options(output_dir=tmp_path / "run")) == 1
+    error = capsys.readouterr().err
+    assert "not enough memory. A smaller batch size" in error and error.count("\n") == 1
 
 
 def test_two_processes_do_not_share_a_folder(tmp_path):
@@ -550,7 +691,7 @@ def test_checkpoint_restores_the_state_of_random_layers(tmp_path):
     checkpoint.save(tmp_path, model, 2, {"a": 1}, {"b": np.arange(3)})
     again = build()
     again.optimizer.build(again.trainable_variables)
-    epoch, saved, arrays = checkpoint.load(tmp_path, again, lambda saved: None)
+    epoch, saved, arrays = checkpoint.load(tmp_path, again, lambda epoch, saved: None)
     assert (epoch, saved, arrays["b"].tolist()) == (2, {"a": 1}, [0, 1, 2])
     for one, other in zip(model.variables, again.variables, strict=True):
         assert np.array_equal(one, other)

@@ -1,8 +1,12 @@
 """Measures what an optimizer's update costs beside that of keras.optimizers.Adam.
 
-    python -m examples.benchmarks.step_time             # many minutes; started again, it goes on
-    python -m examples.benchmarks.step_time --quick     # tiny sizes; proves that it runs
-    KERAS_BACKEND=jax python -m examples.benchmarks.step_time    # also torch; also on a GPU
+examples:
+  python -m examples.benchmarks.step_time             # many minutes; started again, it goes on
+  python -m examples.benchmarks.step_time --quick     # tiny sizes; proves that it runs
+  KERAS_BACKEND=jax python -m examples.benchmarks.step_time    # also torch; also on a GPU
+
+While it measures it writes FILE.partial. FILE, the record, is replaced once all is measured, and
+only if no part of it would be lost.
 
 All optimizers are timed in one process on variables of the same shapes, in interleaved rounds: in
 each round every optimizer runs a few updates, so that a change in the machine's speed meets all.
@@ -12,318 +16,52 @@ interquartile range; milliseconds stand beside it. The record is a JSON file.
 Modes. TensorFlow: `eager` (optimizer.apply), `graph` (inside a plain tf.function), `xla` (inside a
 tf.function with jit_compile=True). JAX: `jit` (a jitted stateless_apply that donates its
 buffers). torch: `eager`.
+
+exit status: 0 measured, 1 could not go on (what is measured is kept), 2 wrong options,
+130 interrupted.
 """
 
-import argparse
-import functools
-import gc
+import dataclasses
 import json
 import os
 import pathlib
 import sys
-import time
+from typing import Annotated
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+from examples.training import checks, command_line, options, records
+from examples.training.checks import Setting
+from examples.training.errors import RecordError
+from examples.training.recipes import MODELS
 
-import keras
-import numpy as np
-
-import keras_adanorm
-from examples.training import models, records
-
-OPTIMIZERS = {
-    "Adam": keras.optimizers.Adam,
-    "AdamNorm": keras_adanorm.AdamNorm,
-    "DiffGradNorm": keras_adanorm.DiffGradNorm,
-    "RadamNorm": keras_adanorm.RadamNorm,
-    "AdaBeliefNorm": keras_adanorm.AdaBeliefNorm,
-    "DiffGrad": keras_adanorm.DiffGrad,
-    "Radam": keras_adanorm.Radam,
-    "AdaBelief": keras_adanorm.AdaBelief,
-}
+PROGRAM = "python -m examples.benchmarks.step_time"
+KIND = "step_time"
 MODES = {"tensorflow": ("eager", "graph", "xla"), "jax": ("jit",), "torch": ("eager",)}
+PARTS = ("fit", "scaling", "memory")
 RESULTS = pathlib.Path(__file__).parent / "results" / "step_time"
 
 
-def model_shapes(name):
-    """The shapes of a model's trainable variables."""
-    model = models.build(name, 10)
-    return [tuple(variable.shape) for variable in model.trainable_variables]
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What is measured, and where it is written."""
 
-
-def equal_shapes(parameters, variables):
-    """`variables` square matrices with `parameters` elements in all, as nearly as can be."""
-    side = max(1, round((parameters / variables) ** 0.5))
-    return [(side, side)] * variables
-
-
-class Candidate:
-    """An optimizer on variables of its own, ready to be called again and again."""
-
-    def __init__(self, make_optimizer, shapes, gradients, mode):
-        rng = np.random.default_rng(1)
-        self.variables = [
-            keras.Variable(0.05 * rng.standard_normal(shape, "float32"), name=f"w{i}")
-            for i, shape in enumerate(shapes)
-        ]
-        self.optimizer = make_optimizer()
-        self.optimizer.build(self.variables)
-        start = time.perf_counter()
-        self._update = self._updater(mode, gradients)
-        self.run(1)
-        self.seconds_to_first_update = time.perf_counter() - start
-        self.run(1)
-
-    def _updater(self, mode, gradients):
-        if mode == "jit":
-            return self._jax_updater(gradients)
-
-        def update():
-            self.optimizer.apply(gradients, self.variables)
-
-        if mode == "eager":
-            return update
-        import tensorflow as tf
-
-        tf.get_logger().setLevel("ERROR")  # every optimizer traces this function: no retracing
-
-        @tf.function(jit_compile=mode == "xla", autograph=False)
-        def compiled(gradients):
-            self.optimizer.apply(gradients, self.variables)
-
-        return lambda: compiled(gradients)
-
-    def _jax_updater(self, gradients):
-        import jax
-
-        # As Keras' trainer does it: what is donated comes back in the same order, and in place.
-        @functools.partial(jax.jit, donate_argnums=(0, 1))
-        def step(variables, state, gradients):
-            return self.optimizer.stateless_apply(state, gradients, variables)
-
-        pending = tuple(
-            [jax.numpy.copy(v.value) for v in variables]
-            for variables in (self.variables, self.optimizer.variables)
-        )
-        self._lower = lambda: step.lower(*pending, gradients)
-
-        def update():
-            nonlocal pending
-            self._pending = pending = step(*pending, gradients)
-
-        return update
-
-    def bytes_set_aside(self):
-        """The bytes that a jitted update needs beside what it is given (JAX)."""
-        found = self._lower().compile().memory_analysis()
-        return found.temp_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
-
-    def run(self, times):
-        """Seconds that `times` updates take, waiting for the last."""
-        start = time.perf_counter()
-        for _ in range(times):
-            self._update()
-        self._wait()
-        return time.perf_counter() - start
-
-    def _wait(self):
-        backend = keras.backend.backend()
-        if backend == "jax":
-            import jax
-
-            jax.block_until_ready(self._pending)
-        elif backend == "torch":
-            import torch
-
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
-        elif keras.backend.backend() == "tensorflow":
-            import tensorflow as tf
-
-            if tf.config.list_physical_devices("GPU"):
-                self.variables[-1].value[(0,) * len(self.variables[-1].shape)].numpy()
-
-
-def make_gradients(shapes):
-    rng = np.random.default_rng(0)
-    return [
-        keras.ops.convert_to_tensor(0.01 * rng.standard_normal(shape, "float32"))
-        for shape in shapes
-    ]
-
-
-def measure(makers, shapes, mode, rounds, seconds_per_round):
-    """Times every optimizer of `makers` in interleaved rounds; a dict with one row for each."""
-    gradients = make_gradients(shapes)
-    candidates = {}
-    for name, make in makers.items():
-        candidates[name] = Candidate(make, shapes, gradients, mode)
-        progress(f"  {mode}: {name} is ready")
-    times = {}
-    for name, candidate in candidates.items():
-        once = candidate.run(2) / 2
-        times[name] = max(1, min(200, int(seconds_per_round / once)))
-    seconds = {name: [] for name in candidates}
-    for _ in range(rounds):
-        for name, candidate in candidates.items():
-            seconds[name].append(candidate.run(times[name]) / times[name])
-    base = np.array(seconds[next(iter(seconds))])
-    rows = {}
-    for name, candidate in candidates.items():
-        ratios = np.array(seconds[name]) / base
-        rows[name] = {
-            "milliseconds": _quartiles(1e3 * np.array(seconds[name])),
-            "ratio_to_adam": _quartiles(ratios),
-            "seconds_to_first_update": candidate.seconds_to_first_update,
-        }
-    del candidates, gradients
-    gc.collect()
-    return rows
-
-
-def _quartiles(values):
-    low, median, high = np.percentile(values, [25, 50, 75])
-    return {"median": float(median), "lower_quartile": float(low), "upper_quartile": float(high)}
-
-
-def fit_times(rounds, steps=60):
-    """Seconds per step of `model.fit`, where the update matters: many parameters, small batch."""
-    rng = np.random.default_rng(0)
-    x = rng.standard_normal((4 * steps, 256), "float32")
-    y = rng.integers(0, 10, 4 * steps)
-    fits = {}
-    for name in ("Adam", "AdamNorm"):
-        keras.utils.set_random_seed(0)
-        layers = [keras.layers.Dense(1024, activation="relu") for _ in range(6)]
-        model = keras.Sequential([keras.Input((256,)), *layers, keras.layers.Dense(10)])
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(OPTIMIZERS[name](), loss)
-        model.fit(x, y, batch_size=4, verbose=0)
-        fits[name] = model
-    seconds = {name: [] for name in fits}
-    for _ in range(rounds):
-        for name, model in fits.items():
-            start = time.perf_counter()
-            model.fit(x, y, batch_size=4, verbose=0)
-            seconds[name].append((time.perf_counter() - start) / steps)
-    ratios = np.array(seconds["AdamNorm"]) / np.array(seconds["Adam"])
-    return {
-        "parameters": fits["Adam"].count_params(),
-        "batch_size": 4,
-        "milliseconds": {name: _quartiles(1e3 * np.array(s)) for name, s in seconds.items()},
-        "ratio_to_adam": _quartiles(ratios),
-    }
-
-
-def scaling(mode, rounds, parameters, variables, seconds_per_round):
-    """Update times over the number of parameters and variables, with the cost fitted to each."""
-    makers = {name: OPTIMIZERS[name] for name in ("Adam", "AdamNorm")}
-    rows = []
-    for size, count in [(size, 10) for size in parameters] + [(10**6, n) for n in variables]:
-        progress(f"scaling: {size:.0e} parameters in {count} variables")
-        shapes = equal_shapes(size, count)
-        rows.append(
-            {
-                "parameters": int(sum(np.prod(shape) for shape in shapes)),
-                "variables": count,
-                "optimizers": measure(makers, shapes, mode, rounds, seconds_per_round),
-            }
-        )
-    cost = {}
-    for name in makers:
-        size = np.array([[r["parameters"], r["variables"], 1.0] for r in rows])
-        time_ = np.array([r["optimizers"][name]["milliseconds"]["median"] for r in rows]) / 1e3
-        weight = 1 / time_  # a relative error counts the same at every size
-        fitted = _nonnegative_least_squares(size * weight[:, None], time_ * weight)
-        cost[name] = dict(
-            zip(("nanoseconds_per_parameter", "microseconds_per_variable"), fitted, strict=False)
-        )
-        cost[name]["nanoseconds_per_parameter"] *= 1e9
-        cost[name]["microseconds_per_variable"] *= 1e6
-    return {"mode": mode, "rows": rows, "fitted_cost": cost}
-
-
-def _nonnegative_least_squares(matrix, target):
-    from scipy.optimize import nnls
-
-    scale = np.linalg.norm(matrix, axis=0)
-    return (nnls(matrix / scale, target)[0] / scale).tolist()
-
-
-def memory_speed(megabytes, rounds):
-    """Bytes read and written per second by a large copy, with NumPy on the host: the yardstick."""
-    source = np.ones(megabytes * 2**18, "float32")
-    target = np.empty_like(source)
-    seconds = []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        np.copyto(target, source)
-        seconds.append(time.perf_counter() - start)
-    return 2 * source.nbytes / float(np.median(seconds)) / 1e9
-
-
-def state_and_peak(shapes, mode):
-    """Bytes of the state, and how far an update raises the peak of the process' memory."""
-    result = {}
-    for name in OPTIMIZERS:
-        code = (
-            "from examples.benchmarks import step_time; "
-            f"step_time.print_memory({name!r}, {shapes!r}, {mode!r})"
-        )
-        import subprocess
-
-        output = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True
-        ).stdout
-        result[name] = json.loads(output.splitlines()[-1])
-        progress(f"  memory, {mode}: {name}")
-    return result
-
-
-def print_memory(name, shapes, mode):
-    """In a process of its own: prints the state's bytes and the peak of an update as JSON.
-
-    The peak is how far ten updates raise the memory of the process. On JAX, whose threads change
-    that by more than is to be seen, it is what the compiled update sets aside.
-    """
-    gradients = make_gradients(shapes)
-    candidate = Candidate(OPTIMIZERS[name], shapes, gradients, mode)
-    state = sum(int(np.prod(v.shape)) * 4 for v in candidate.optimizer.variables)
-    scalars = sum(len(v.shape) == 0 for v in candidate.optimizer.variables)
-    peak = candidate.bytes_set_aside() if mode == "jit" else _rise_of_memory(candidate)
-    print(json.dumps({"state_bytes": state, "scalars": scalars, "update_bytes": peak}))
-
-
-def _rise_of_memory(candidate):
-    gc.collect()
-    blocks = _fill_free_memory()
-    before = _resident_bytes("VmRSS")
-    pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from here
-    candidate.run(10)
-    rise = _resident_bytes("VmHWM") - before
-    del blocks
-    return rise
-
-
-def _fill_free_memory(block=2**16, blocks=64):
-    """Tensors that take up what the process has freed and kept, so that new memory is seen."""
-    filled = []
-    while True:
-        before = _resident_bytes("VmRSS")
-        filled += [keras.ops.zeros(block) + 1.0 for _ in range(blocks)]
-        if _resident_bytes("VmRSS") - before > 0.9 * blocks * block * 4:
-            return filled
-
-
-def _resident_bytes(field):
-    for line in pathlib.Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field):
-            return int(line.split()[1]) * 1024
-    raise OSError(f"/proc/self/status has no {field}")
-
-
-def progress(text):
-    print(text, file=sys.stderr, flush=True)
+    quick: Annotated[bool, Setting("tiny sizes, two rounds, no record")] = False
+    rounds: Annotated[int, Setting("interleaved rounds", low=1, high=10_000)] = 31
+    models: Annotated[
+        tuple[str, ...], Setting("whose variables are updated", choices=MODELS, least=1)
+    ] = ("vgg16", "resnet50")
+    modes: Annotated[
+        tuple[str, ...],
+        Setting(
+            "ways to call the update",
+            choices=tuple(dict.fromkeys(mode for modes in MODES.values() for mode in modes)),
+            unset="all of the backend",
+        ),
+    ] = ()
+    skip: Annotated[tuple[str, ...], Setting("parts to leave out", choices=PARTS)] = ()
+    output: Annotated[
+        pathlib.Path | None,
+        Setting("the record", metavar="FILE", unset="one in examples/benchmarks/results/step_time"),
+    ] = None
 
 
 def print_table(title, rows):
@@ -342,93 +80,136 @@ def print_table(title, rows):
 
 
 def main(arguments=None):
-    parser = argparse.ArgumentParser(
-        prog="python -m examples.benchmarks.step_time",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    """Runs the command line and returns its exit status."""
+    return command_line.run(
+        PROGRAM, lambda: _measure(_options(arguments)), "the same command goes on"
     )
-    backend = keras.backend.backend()
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, two rounds, no record")
-    parser.add_argument("--rounds", type=int, default=31, help="interleaved rounds (default: 31)")
-    parser.add_argument(
-        "--models", nargs="*", default=["vgg16", "resnet50"], choices=sorted(models.MODELS)
-    )
-    parser.add_argument("--modes", nargs="*", default=list(MODES[backend]), choices=MODES[backend])
-    parser.add_argument("--skip", nargs="*", default=[], choices=["fit", "scaling", "memory"])
-    parser.add_argument(
-        "--output",
-        type=pathlib.Path,
-        help="the record (default: examples/benchmarks/results/step_time)",
-    )
-    options = parser.parse_args(arguments)
-    if options.rounds < 1:
-        parser.error(f"argument --rounds: must be an integer >= 1, got {options.rounds}")
 
-    rounds, seconds = (2, 0.01) if options.quick else (options.rounds, 0.1)
-    shape_sets = {name: model_shapes(name) for name in options.models}
-    if options.quick:
+
+def _options(arguments):
+    values = options.read(PROGRAM, __doc__, {"measurement": options.group(Options)}, arguments)
+    chosen = Options(**values)
+    if chosen.output is not None:
+        check_output(chosen.output)
+    import keras
+
+    backend = keras.backend.backend()
+    for mode in chosen.modes:
+        if mode not in MODES[backend]:
+            allowed = f"of {', '.join(MODES[backend])}, with the backend {backend},"
+            raise checks.refused("modes", allowed, mode)
+    return dataclasses.replace(chosen, modes=chosen.modes or MODES[backend])
+
+
+def check_output(path):
+    """Raises a UsageError if the record cannot stand there: a folder, or a file of another kind."""
+    if path.is_dir():
+        raise checks.refused("output", "a file, not a folder", path)
+    if path.exists():
+        try:
+            load(path)
+        except (OSError, RecordError) as error:
+            allowed = f"a record of {PROGRAM} or a new file ({error})"
+            raise checks.refused("output", allowed, path) from error
+
+
+def load(path):
+    """The record in a file; a RecordError where it holds something else."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise RecordError(f"{path} is not a record: {error}") from error
+    if not isinstance(record, dict) or record.get("kind") != KIND:
+        raise RecordError(f"{path} is not a record of {PROGRAM}")
+    return record
+
+
+def _measure(chosen):
+    import keras
+    import numpy as np
+
+    from examples.benchmarks import updates
+
+    rounds, seconds = (2, 0.01) if chosen.quick else (chosen.rounds, 0.1)
+    skip, output = chosen.skip, chosen.output
+    if chosen.quick:
         shape_sets = {"quick": [(3, 3, 64, 64), (64,), (64, 10), (10,)]}
-        options.skip = ["scaling", "memory"]
-    output = options.output
-    if output is None and not options.quick:
-        output = RESULTS / f"{backend}-{'gpu' if records.device()['gpus'] else 'cpu'}.json"
+        skip = ("scaling", "memory")
+    else:
+        shape_sets = {name: updates.model_shapes(name) for name in chosen.models}
+        if output is None:
+            device = "gpu" if records.device()["gpus"] else "cpu"
+            output = RESULTS / f"{keras.backend.backend()}-{device}.json"
+            check_output(output)
     record = Record(output, rounds)
 
     for name, shapes in shape_sets.items():
-        for mode in options.modes:
+        for mode in chosen.modes:
             rows = record.part(
                 f"updates/{name}/{mode}",
-                lambda shapes=shapes, mode=mode: measure(OPTIMIZERS, shapes, mode, rounds, seconds),
+                lambda shapes=shapes, mode=mode: updates.measure(
+                    updates.OPTIMIZERS, shapes, mode, rounds, seconds
+                ),
             )
             parameters = sum(int(np.prod(shape)) for shape in shapes)
             print_table(f"{name}, {len(shapes)} variables, {parameters:,} parameters: {mode}", rows)
-    megabytes = 16 if options.quick else 256
-    speed = record.part("memory_gigabytes_per_second", lambda: memory_speed(megabytes, 7))
+    megabytes = 16 if chosen.quick else 256
+    speed = record.part("memory_gigabytes_per_second", lambda: updates.memory_speed(megabytes, 7))
     print(f"\nlarge copy: {speed:.1f} GB/s read and written")
-    if "memory" not in options.skip and sys.platform == "linux":
+    if "memory" not in skip and sys.platform == "linux":
         shapes = next(iter(shape_sets.values()))
-        for mode in options.modes:
-            found = record.part(f"memory/{mode}", lambda mode=mode: state_and_peak(shapes, mode))
-            print(f"\nmemory, {mode}: {json.dumps(found)}")
-    if "fit" not in options.skip:
-        steps = 5 if options.quick else 60
-        found = record.part("fit", lambda: fit_times(rounds, steps))
-        print(f"\nmodel.fit, AdamNorm to Adam: {found['ratio_to_adam']}")
-    if "scaling" not in options.skip:
-        mode = options.modes[-2] if len(options.modes) > 1 else options.modes[0]
+        for mode in chosen.modes:
+            used = record.part(
+                f"memory/{mode}", lambda mode=mode: updates.state_and_peak(shapes, mode)
+            )
+            print(f"\nmemory, {mode}: {json.dumps(used)}")
+    if "fit" not in skip:
+        steps = 5 if chosen.quick else 60
+        fit = record.part("fit", lambda: updates.fit_times(rounds, steps))
+        print(f"\nmodel.fit, AdamNorm to Adam: {fit['ratio_to_adam']}")
+    if "scaling" not in skip:
+        mode = chosen.modes[-2] if len(chosen.modes) > 1 else chosen.modes[0]
         sizes, counts = [10**4, 10**5, 10**6, 10**7, 10**8], [1, 10, 100, 1000]
-        found = record.part(
-            "scaling", lambda: scaling(mode, min(rounds, 15), sizes, counts, seconds_per_round=0.03)
+        scaled = record.part(
+            "scaling",
+            lambda: updates.scaling(mode, min(rounds, 15), sizes, counts, seconds_per_round=0.03),
         )
-        for name, cost in found["fitted_cost"].items():
+        for name, cost in scaled["fitted_cost"].items():
             print(f"{name}: {cost}")
     if output is not None:
-        print(f"\n{output}")
+        print(f"\n{record.finish()}")
+    return 0
 
 
 class Record:
-    """The record of a measurement, written after each part, so that a stopped one can go on.
+    """The record of a measurement, in a place of its own until all of it is measured.
 
     Args:
-        path: Path of the file, or `None` to keep nothing. Parts that it holds are not measured
-            again, if they were measured with the same code, versions, device and rounds.
+        path: Path of the record, or `None` to keep nothing. What is measured goes to
+            `<path>.partial`. Parts that are there are not measured again, if they were measured
+            with the same code, versions, device and rounds.
         rounds: Positive integer.
     """
 
     def __init__(self, path, rounds):
         self._path = path
         self._content = {
-            "kind": "step_time",
+            "kind": KIND,
             "commit": records.commit(),
             "versions": records.versions(),
             "device": records.device(),
             "rounds": rounds,
         }
-        if path is not None and path.exists():
-            found = json.loads(path.read_text(encoding="utf-8"))
-            if all(found.get(name) == value for name, value in self._content.items()):
-                progress(f"going on with {path}")
-                self._content = found
+        for before in () if path is None else (self.partial, path):
+            if before.exists() and self._continues(content := load(before)):
+                _progress(f"going on with {before}")
+                self._content = content
+                break
+
+    @property
+    def partial(self):
+        """Where the parts are written until all are measured."""
+        return self._path.with_name(f"{self._path.name}.partial")
 
     def part(self, name, measured):
         """The part of that name, `/` between levels, measured by a function if it is not there."""
@@ -437,15 +218,44 @@ class Record:
         for level in levels:
             place = place.setdefault(level, {})
         if last not in place:
-            progress(name)
+            _progress(name)
             place[last] = measured()
             self._content["time"] = records.now()
             if self._path is not None:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-                with records.replacing(self._path) as temporary:
+                with records.replacing(self.partial) as temporary:
                     temporary.write_text(json.dumps(self._content, indent=1) + "\n")
         return place[last]
 
+    def finish(self):
+        """Puts what was measured in the record's place, and says in words where it stands."""
+        if not self.partial.exists():
+            return f"{self._path}: nothing was left to measure"
+        lost = _parts(load(self._path)) - _parts(self._content) if self._path.exists() else ()
+        if lost:
+            return (
+                f"{self.partial}: {self._path} keeps its place, because it has parts that were not "
+                f"measured: {', '.join(sorted(lost))}"
+            )
+        os.replace(self.partial, self._path)
+        return f"{self._path}"
+
+    def _continues(self, content):
+        same = ("commit", "versions", "device", "rounds")
+        return all(content.get(name) == self._content[name] for name in same)
+
+
+def _parts(content):
+    """The names of what a record has measured."""
+    names = {name for name in PARTS if name in content}
+    for model, modes in content.get("updates", {}).items():
+        names |= {f"{model}, {mode}" for mode in modes}
+    return names | {f"memory, {mode}" for mode in content.get("memory", {})}
+
+
+def _progress(text):
+    print(text, file=sys.stderr, flush=True)
+
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

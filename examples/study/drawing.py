@@ -1,6 +1,10 @@
 """How the pictures of the examples look, and the lines that they share."""
 
+import os
+
 import numpy as np
+
+from examples.training import checks
 
 PLAIN, VARIANT, INK, QUIET = "#8b95a5", "#c8334a", "#22252b", "#6b7078"
 STYLE = {
@@ -23,6 +27,34 @@ STYLE = {
     "ytick.major.size": 0,
     "ytick.minor.size": 0,
 }
+
+
+def check_picture(path):
+    """Raises an error if a picture could not be written there, before anything is done for it.
+
+    Raises:
+        UsageError: If matplotlib knows no format of that name, or there is a folder.
+        OSError: If the file cannot be made.
+    """
+    from matplotlib.figure import Figure
+
+    formats = sorted(Figure().canvas.get_supported_filetypes())
+    if path.suffix.lower().removeprefix(".") not in formats:
+        raise checks.refused("output", f"a file that ends in one of .{', .'.join(formats)}", path)
+    if path.is_dir():
+        raise checks.refused("output", "a file, not a folder", path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    existed = path.exists()
+    path.open("ab").close()
+    if not existed:
+        os.unlink(path)
+
+
+def epochs_on(axis):
+    """Marks whole epochs only on matplotlib's axis."""
+    from matplotlib.ticker import MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(integer=True, nbins=6))
 
 
 def mean_and_range(axes, curves, color, wide, x=None, **line):

@@ -22,63 +22,101 @@ that was killed goes on after its last finished epoch when the same command is s
 exit status: 0 all done, 1 could not go on (what is done is kept), 2 wrong options, 130 interrupted.
 """
 
-import argparse
+import dataclasses
 import json
-import os
 import pathlib
 import re
-import signal
 import sys
+from typing import Annotated
 
 from examples.study import experiments, simulation
 from examples.study.experiments import SCALES, TABLES
-from examples.training import records
-from examples.training.checks import check_integer
-from examples.training.command_line import Parser, complain
-from examples.training.errors import RunError, UsageError
+from examples.training import checks, command_line, options, records
+from examples.training.checks import Setting
+from examples.training.errors import RecordError, UsageError
 
 PROGRAM = "python -m examples.study.reproduce"
 FOLDER = pathlib.Path(__file__).parent / "results" / "reproduce"
 TARGETS = (*TABLES, "tuned", *simulation.SIMULATIONS)
 
 
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Which runs are carried out, and where they are kept."""
+
+    targets: Annotated[
+        tuple[str, ...],
+        Setting("what to carry out, one or more", choices=TARGETS, metavar="TARGET", least=1),
+    ]
+    scale: Annotated[str, Setting("size", choices=tuple(SCALES))] = "paper"
+    seeds: Annotated[int | None, Setting("runs per arm", low=1, high=1000, unset="the scale's")] = (
+        None
+    )
+    only: Annotated[
+        tuple[str, ...],
+        Setting(
+            "only the runs with this in their name, scale/data-model/arm-seed",
+            metavar="TEXT",
+            repeated=True,
+        ),
+    ] = ()
+    dry_run: Annotated[bool, Setting("list the runs, estimate the time, train nothing")] = False
+    shard: Annotated[
+        str,
+        Setting("the I-th of N equal parts of the runs, for the I-th of N jobs", metavar="I/N"),
+    ] = "1/1"
+    folder: Annotated[
+        pathlib.Path, Setting("of the records", unset="examples/study/results/reproduce")
+    ] = FOLDER
+    data_dir: Annotated[
+        pathlib.Path | None, Setting("folder of the data", unset="the library's own")
+    ] = None
+
+    def __post_init__(self):
+        checks.check(self)
+        match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", self.shard)
+        if not match or not 1 <= int(match[1]) <= int(match[2]):
+            raise checks.refused("shard", "I/N with I from 1 to N, such as 2/8", self.shard)
+
+    def share(self, planned):
+        """The runs of a list that this job carries out."""
+        index, count = map(int, self.shard.split("/"))
+        if self.only:
+            planned = [one for one in planned if any(text in one.path for text in self.only)]
+        return planned[index - 1 :: count]
+
+
 def main(arguments=None):
     """Runs the command line and returns its exit status."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    options = _options(arguments)
-    try:
-        if options.seeds is not None:
-            check_integer("seeds", options.seeds, 1)
-        _check_only(options)
-    except ValueError as error:
-        return complain(PROGRAM, error, 2)
+    return command_line.run(
+        PROGRAM, lambda: _reproduce(arguments), "the same command goes on where it stopped"
+    )
+
+
+def _reproduce(arguments):
+    groups = {"series": options.group(Options)}
+    chosen = Options(**options.read(PROGRAM, __doc__, groups, arguments, positional=["targets"]))
+    _check_only(chosen)
     from examples.study.series import Series
 
-    series = Series(options.folder)
-    try:
-        for target in options.targets:
-            if target in simulation.SIMULATIONS:
-                _simulate(target, options)
-            else:
-                for planned in _stages(target, options, series):
-                    _carry_out(target, planned, options, series)
-    except UsageError as error:
-        return complain(PROGRAM, error, 2)
-    except (RunError, records.RecordError) as error:
-        return complain(PROGRAM, error, 1)
-    except KeyboardInterrupt:
-        return complain(PROGRAM, "interrupted; the same command goes on where it stopped", 130)
+    series = Series(chosen.folder)
+    for target in chosen.targets:
+        if target in simulation.SIMULATIONS:
+            _simulate(target, chosen)
+        else:
+            for planned in _stages(target, chosen, series):
+                _carry_out(target, planned, chosen, series)
     return 0
 
 
-def _stages(target, options, series):
+def _stages(target, chosen, series):
     """The runs of a target, in lists: what is in a list may follow from the lists before."""
     if target != "tuned":
-        yield _chosen(experiments.runs(TABLES[target], options.scale, options.seeds), options)
+        yield chosen.share(experiments.runs(TABLES[target], chosen.scale, chosen.seeds))
         return
-    trials = experiments.trials(options.scale)
-    yield _chosen([one for arm in trials.values() for one in arm], options)
-    finals = experiments.finals(options.scale, series, options.seeds)
+    trials = experiments.trials(chosen.scale)
+    yield chosen.share([one for arm in trials.values() for one in arm])
+    finals = experiments.finals(chosen.scale, series, chosen.seeds)
     for name, tried in trials.items():
         if name not in finals:
             ended = sum(map(series.done, tried))
@@ -86,32 +124,33 @@ def _stages(target, options, series):
             if ended == len(tried):
                 reason = f"fall away: none of {len(tried)} trials has ended well"
             print(f"{name}: the runs on fresh seeds {reason}", flush=True)
-    yield _chosen(experiments.seed_by_seed(finals.values()), options)
+    yield chosen.share(experiments.seed_by_seed(finals.values()))
 
 
-def _carry_out(target, planned, options, series):
-    if not options.dry_run:
-        series.execute(planned, options.data_dir)
+def _carry_out(target, planned, chosen, series):
+    if not chosen.dry_run:
+        series.execute(planned, chosen.data_dir)
     elif planned:
-        scale = SCALES[options.scale]
-        print(f"{target}, scale {options.scale}")
+        scale = SCALES[chosen.scale]
+        print(f"{target}, scale {chosen.scale}")
         print(series.describe(planned, scale.rate, scale.machine), flush=True)
 
 
-def _simulate(name, options):
-    path = simulation.path(options.folder, name)
+def _simulate(name, chosen):
+    path = simulation.path(chosen.folder, name)
     done = path.exists() and _settings(path) == simulation.SIMULATIONS[name][1]
-    if options.dry_run:
+    if chosen.dry_run:
         print(f"{'done' if done else 'open':<8}simulation/{name}; a few minutes", flush=True)
     elif done:
         print(f"Done already, nothing to compute: {path}", flush=True)
     else:
         from examples.training import callbacks
 
+        with callbacks.files_of(chosen.folder):
+            callbacks.make_folder(path.parent)
         print(f"simulation/{name}: a few minutes", flush=True)
         record = simulation.record(name)
-        with callbacks.files_of(options.folder):
-            path.parent.mkdir(parents=True, exist_ok=True)
+        with callbacks.files_of(chosen.folder):
             with records.replacing(path) as temporary:
                 temporary.write_text(json.dumps(record) + "\n")
         print(f"simulation/{name}: {path}", flush=True)
@@ -120,81 +159,27 @@ def _simulate(name, options):
 def _settings(path):
     try:
         return json.loads(path.read_text())["settings"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise records.RecordError(f"{path} is not a record: {error}. Delete it.") from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise RecordError(f"{path} is not a record: {error}. Delete it.") from error
 
 
-def _chosen(planned, options):
-    index, count = options.shard
-    chosen = [
-        one for one in planned if not options.only or any(text in one.path for text in options.only)
-    ]
-    return chosen[index - 1 :: count]
-
-
-def _check_only(options):
+def _check_only(chosen):
     """Refuses a part of a name that no run has."""
     names = []
-    for target in options.targets:
+    for target in chosen.targets:
         if target in TABLES:
-            names += [one.path for one in experiments.runs(TABLES[target], options.scale)]
+            names += [one.path for one in experiments.runs(TABLES[target], chosen.scale)]
         elif target == "tuned":
-            trials = experiments.trials(options.scale)
+            trials = experiments.trials(chosen.scale)
             names += [one.path for arm in trials.values() for one in arm]
-    for text in options.only:
+    for text in chosen.only:
         if not any(text in name for name in names):
             example = f", such as {names[0].removesuffix('.json')}" if names else ""
             raise UsageError(
-                f"--only must be a part of the name of a run of {', '.join(options.targets)}"
+                f"--only must be a part of the name of a run of {', '.join(chosen.targets)}"
                 f"{example}. Received: {text}"
             )
 
 
-def _shard(text):
-    """`(i, n)` of `"i/n"`."""
-    match = re.fullmatch(r"(\d+)/(\d+)", text)
-    if not match or not 1 <= int(match[1]) <= int(match[2]):
-        raise argparse.ArgumentTypeError(
-            f"must be I/N with I from 1 to N, such as 2/8. Received: {text}"
-        )
-    return int(match[1]), int(match[2])
-
-
-def _interrupt(number, frame):
-    raise KeyboardInterrupt
-
-
-def _options(arguments):
-    parser = Parser(PROGRAM, __doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "targets", nargs="+", choices=TARGETS, metavar="target", help=", ".join(TARGETS)
-    )
-    parser.add_argument("--scale", choices=SCALES, default="paper", help="size (default: paper)")
-    parser.add_argument("--seeds", type=int, help="runs per arm (default: the scale's)")
-    parser.add_argument(
-        "--only",
-        action="append",
-        default=[],
-        metavar="TEXT",
-        help="only the runs with this in their name, scale/data-model/arm-seed; more than one: "
-        "with any of them",
-    )
-    parser.add_argument(
-        "--dry-run", action="store_true", help="list the runs, estimate the time, train nothing"
-    )
-    parser.add_argument(
-        "--shard",
-        type=_shard,
-        default=(1, 1),
-        metavar="I/N",
-        help="the I-th of N equal parts of the runs, for the I-th of N jobs",
-    )
-    parser.add_argument("--folder", type=pathlib.Path, default=FOLDER, help="of the series")
-    parser.add_argument("--data-dir", help="folder of the data (default: the library's own)")
-    return parser.parse_args(arguments)
-
-
 if __name__ == "__main__":
-    # A process that is asked to end says so, as after Ctrl-C.
-    signal.signal(signal.SIGTERM, _interrupt)
     sys.exit(main())

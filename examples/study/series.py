@@ -17,7 +17,7 @@ import keras
 from examples.study import cost
 from examples.training import callbacks, locks, records, run
 from examples.training.command_line import counted
-from examples.training.errors import DivergedError, LockedError, RunError
+from examples.training.errors import DivergedError, LockedError, RecordError, RunError
 
 POLL = 15.0
 STATES = ("done", "failed", "running", "open")
@@ -138,12 +138,13 @@ class Series:
 
         `None` where there is none.
         """
-        alike = [
-            record["seconds"]
-            for path in sorted((self.folder / planned.path).parent.glob("*.json"))
-            if "seconds" in (record := _load(path))
-            and record["settings"]["batch_size"] == planned.settings.batch_size
-        ]
+        alike = []
+        for path in sorted((self.folder / planned.path).parent.glob("*.json")):
+            # Whatever else lies there is nobody's run.
+            with contextlib.suppress(RecordError):
+                record = records.read(path)
+                if record["settings"].get("batch_size") == planned.settings.batch_size:
+                    alike.append(record["seconds"])
         return statistics.median(alike) if alike else None
 
     def _attempt(self, planned, data_dir):
@@ -192,9 +193,11 @@ class Series:
             return None
         try:
             record = _load(path)
-            if "failed" not in record:
+            if not isinstance(record, dict) or "failed" not in record:
                 records.validate(record, path)
-        except records.RecordError as error:
+            elif not isinstance(record.get("settings"), dict):
+                raise RecordError(f"{path} is not a record: `settings` is missing")
+        except RecordError as error:
             raise RunError(f"{error}. Delete it to train again.") from error
         wanted = {"settings": callbacks.as_json(planned.settings.as_dict())}
         if record["settings"] != wanted["settings"]:
@@ -215,8 +218,8 @@ class Series:
 def _load(path):
     try:
         return json.loads(path.read_text())
-    except ValueError as error:
-        raise records.RecordError(f"{path} is not a record: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise RecordError(f"{path} is not a record: {error}") from error
 
 
 def _name(planned):

@@ -4,6 +4,7 @@ import contextlib
 import csv
 import json
 import math
+import tempfile
 import time
 
 import keras
@@ -14,6 +15,8 @@ from examples.training.errors import DivergedError, RunError
 
 class StopOnNonFinite(keras.callbacks.Callback):
     """Ends the run at the first loss or weight that is not finite, before anything is saved.
+
+    The loss is that of a training step, or of an epoch's validation images.
 
     Args:
         keeper: `Keeper` of the run, which knows the last good state.
@@ -34,6 +37,8 @@ class StopOnNonFinite(keras.callbacks.Callback):
         for weight in self.model.weights:
             if not keras.ops.all(keras.ops.isfinite(weight)):
                 self._stop(f"{weight.path} is not finite after epoch {self._epoch}.")
+        if not math.isfinite(logs.get("val_loss", 0.0)):
+            self._stop(f"The validation loss is {logs['val_loss']} after epoch {self._epoch}.")
 
     def _stop(self, what):
         raise DivergedError(f"{what} A smaller learning rate may help. {self._keeper.last_good()}")
@@ -64,7 +69,8 @@ class Keeper(keras.callbacks.Callback):
 
     Args:
         output_dir: `pathlib.Path` of the run's folder.
-        identity: Dictionary that says which run this is, `{"settings": ..., "data": ...}`.
+        identity: Dictionary that says which run this is, `{"settings": ..., "data": ...,
+            "backend": ...}`.
         monitor: `GradientNormMonitor` of the run, or `None`.
     """
 
@@ -83,13 +89,10 @@ class Keeper(keras.callbacks.Callback):
             RunError: If the checkpoint is damaged, another run's, or cannot be read.
         """
         with files_of(self.output_dir):
-            try:
-                found = checkpoint.load(self.folder, model, self._check)
-            except checkpoint.CheckpointError as error:
-                raise RunError(str(error)) from error
-            if found is None:
+            saved = checkpoint.load(self.folder, model, self._check)
+            if saved is None:
                 return 0
-            epoch, run, arrays = found
+            epoch, run, arrays = saved
             self.curves = run["curves"]
             if self.monitor is not None and arrays:
                 self.monitor.set_state(arrays)
@@ -134,14 +137,28 @@ class Keeper(keras.callbacks.Callback):
                 rows = zip(*self.curves.values(), strict=True)
                 writer.writerows([epoch, *row] for epoch, row in enumerate(rows, start=1))
 
-    def _check(self, run):
-        saved = {name: run.get(name) for name in self.identity}
+    def _check(self, epoch, run):
+        """What a checkpoint holds must be this run's, and as long as its name says."""
+        if not isinstance(run.get("settings"), dict) or not isinstance(run.get("curves"), dict):
+            raise checkpoint.DamagedError("it lacks the settings or the curves of a run")
+        # One that was written before the backend was noted is of the backend that goes on.
+        saved = {name: run.get(name, self.identity["backend"]) for name in self.identity}
         if saved != self.identity:
             raise RunError(
                 f"The checkpoint in {self.folder} belongs to another run: "
                 f"{difference(saved, self.identity)}. Give this run an output folder of its own, "
                 "or delete that one."
             )
+        epochs = self.identity["settings"]["epochs"]
+        lengths = {len(curve) if isinstance(curve, list) else 0 for curve in run["curves"].values()}
+        if epoch > epochs or lengths != {epoch}:
+            raise checkpoint.DamagedError(f"its curves are not of {epoch} of {epochs} epochs")
+
+
+def make_folder(folder):
+    """Makes a folder, and raises an OSError at once if nothing can be written there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tempfile.TemporaryFile(dir=folder).close()
 
 
 @contextlib.contextmanager
@@ -161,7 +178,12 @@ def difference(saved, wanted):
         there = saved["settings"].get(name)
         if there != here:
             return f"its {name} is {there}, not {here}"
-    return f"its data is {saved.get('data')}, not {wanted.get('data')}"
+    for name in saved["settings"].keys() - wanted["settings"].keys():
+        return f"it has the setting {name}, which is not known here"
+    for name in wanted.keys() - {"settings"}:
+        if saved.get(name) != wanted[name]:
+            return f"its {name} is {saved.get(name)}, not {wanted[name]}"
+    return "it is the same"
 
 
 def as_json(value):

@@ -17,6 +17,7 @@ import zipfile
 import numpy as np
 
 from examples.training import records
+from examples.training.errors import RunError
 
 KEPT = 2
 _NAME = re.compile(r"epoch-(\d{4,})-([0-9a-f]{16})\.keras")
@@ -24,8 +25,12 @@ _RUN = "run.json"
 _ARRAYS = "run.npz"
 
 
-class CheckpointError(RuntimeError):
+class CheckpointError(RunError):
     """A checkpoint that cannot be gone on from, and what can be done about it."""
+
+
+class DamagedError(ValueError):
+    """A checkpoint that does not hold what its name says, with what is wrong with it."""
 
 
 def save(folder, model, epoch, run, arrays=None):
@@ -64,46 +69,68 @@ def save(folder, model, epoch, run, arrays=None):
 
 
 def load(folder, model, check):
-    """Brings the model to the state of the newest checkpoint.
+    """Brings the model to the state of the newest checkpoint that is sound.
+
+    One that is not sound is told on a line, and put aside as `<name>.damaged`.
 
     Args:
         folder: Path of the folder.
         model: `keras.Model`, built and compiled as the saved one was, its optimizer built too.
-        check: Function that is given the saved `run` before the model is touched, and raises if
-            it is another run's.
+        check: Function that is given the epoch and the saved `run` before the model is touched.
+            It raises a `DamagedError` if they do not belong together, and anything else if they
+            are another run's.
 
     Returns:
-        `(epoch, run, arrays)`, or `None` if there is no checkpoint.
+        `(epoch, run, arrays)`, or `None` if there is no sound checkpoint.
 
     Raises:
-        CheckpointError: If the newest file is damaged or does not fit the model.
+        CheckpointError: If no sound one fits the model.
     """
-    found = list_all(folder)
-    if not found:
-        return None
-    epoch, path = found[-1]
+    misfit = None
+    for epoch, path in reversed(list_all(folder)):
+        try:
+            state, arrays = _read(path, epoch)
+            check(epoch, state["run"])
+        except DamagedError as error:
+            path.rename(path.with_name(f"{path.name}.damaged"))
+            print(
+                f"The checkpoint {path} is damaged: {error}. Trying the one before it.", flush=True
+            )
+            continue
+        try:
+            model.load_weights(path)
+            for variable, value in zip(_seed_variables(model), state["seeds"], strict=True):
+                variable.assign(np.array(value, dtype=variable.dtype))
+        except (KeyError, TypeError, ValueError) as error:
+            reason = " ".join(str(error).split())
+            misfit = misfit or f"The checkpoint {path} does not fit the model: {reason}"
+            continue
+        return epoch, state["run"], arrays
+    if misfit:
+        raise CheckpointError(misfit)
+    return None
+
+
+def _read(path, epoch):
+    """What was saved beside the model; a DamagedError where it is not that."""
     if not is_sound(path):
-        kept = [f"epoch {number} in {good}" for number, good in found[:-1] if is_sound(good)]
-        good = f"the state after {kept[-1]} is sound" if kept else "there is no sound one before it"
-        raise CheckpointError(
-            f"The checkpoint {path} is damaged: its content does not have the sum in its name. "
-            f"{good[0].upper()}{good[1:]}; delete the damaged file to go on from there."
-        )
-    with zipfile.ZipFile(path) as archive:
-        state = json.loads(archive.read(_RUN))
-        arrays = {}
-        if _ARRAYS in archive.namelist():
-            with np.load(io.BytesIO(archive.read(_ARRAYS)), allow_pickle=False) as saved:
-                arrays = dict(saved)
-    check(state["run"])
+        raise DamagedError("its content does not have the sum in its name")
     try:
-        model.load_weights(path)
-    except ValueError as error:
-        reason = " ".join(str(error).split())
-        raise CheckpointError(f"The checkpoint {path} does not fit the model: {reason}") from error
-    for variable, value in zip(_seed_variables(model), state["seeds"], strict=True):
-        variable.assign(np.array(value, dtype=variable.dtype))
-    return epoch, state["run"], arrays
+        with zipfile.ZipFile(path) as archive:
+            state = json.loads(archive.read(_RUN))
+            arrays = {}
+            if _ARRAYS in archive.namelist():
+                with np.load(io.BytesIO(archive.read(_ARRAYS)), allow_pickle=False) as saved:
+                    arrays = dict(saved)
+    except (KeyError, ValueError, RecursionError, zipfile.BadZipFile) as error:
+        raise DamagedError(f"it is no checkpoint of a run ({error})") from error
+    if not isinstance(state, dict) or not isinstance(state.get("run"), dict):
+        raise DamagedError(f"its {_RUN} does not describe a run")
+    if not isinstance(state.get("seeds"), list):
+        raise DamagedError(f"its {_RUN} lacks the states of random layers")
+    if state.get("epoch") != epoch:
+        raise DamagedError(f"it is of epoch {state.get('epoch')}, and its name says {epoch}")
+    return state, arrays
 
 
 def list_all(folder):

@@ -9,8 +9,10 @@ of a command line of it.
 """
 
 import dataclasses
+import errno
 import math
 import numbers
+import os
 import pathlib
 import types
 import typing
@@ -37,6 +39,8 @@ class Setting:
         unset: What stands in for `None`, in words, such as `"a tenth"`.
         metavar: What a value is called in the help. Defaults to a word for its type.
         count: Of a tuple: how many values it has to have. Defaults to any number.
+        least: Of a tuple: how many values it has to have at least.
+        repeated: Of a tuple of texts: whether each value has the option before it.
     """
 
     help: str
@@ -47,12 +51,20 @@ class Setting:
     unset: str = ""
     metavar: str = ""
     count: int | None = None
+    least: int = 0
+    repeated: bool = False
 
     def allowed(self, kind):
         """What is allowed, in words: `"an integer of at least 1"`."""
         if self.choices:
             return f"one of {', '.join(self.choices)}"
-        noun = {int: "an integer", float: "a number", bool: "true or false"}.get(kind, "a text")
+        noun = {
+            int: "an integer",
+            float: "a number",
+            bool: "true or false",
+            str: "a text",
+            pathlib.Path: "a path that the system can take",
+        }[kind]
         range_ = self.range().replace("at least", "of at least")
         return f"{noun} {range_}" if range_ else noun
 
@@ -71,7 +83,7 @@ class Setting:
             float: _is_number,
             bool: lambda value: isinstance(value, bool),
             str: lambda value: isinstance(value, str),
-            pathlib.Path: lambda value: isinstance(value, str | pathlib.Path),
+            pathlib.Path: _is_path,
         }[kind](value)
         if fits and kind in (int, float):
             fits = (
@@ -119,6 +131,9 @@ class Field:
         values = value if self.many else (value,)
         if self.many and self.setting.count not in (None, len(value)):
             raise refused(self.name, f"{self.setting.count} values", value)
+        if self.many and len(value) < self.setting.least:
+            allowed = f"{self.setting.allowed(self.kind)}, at least {self.setting.least}"
+            raise UsageError(f"Argument `{self.name}` must be {allowed}. Received none")
         for one in values:
             self.setting.check(self.name, one, self.kind)
 
@@ -177,6 +192,17 @@ def _is_integer(value):
 
 def _is_number(value):
     return isinstance(value, numbers.Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_path(value):
+    """Whether the system can take the path, be there a file or not."""
+    try:
+        os.lstat(value)
+    except OSError as error:
+        return error.errno != errno.ENAMETOOLONG
+    except (TypeError, ValueError):  # no path; a null character in it
+        return False
+    return True
 
 
 def _quoted(value):

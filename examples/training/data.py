@@ -8,6 +8,7 @@ The validation part is cut off the training images, the same ones for every seed
 the data set's own (TinyImageNet's labelled validation images) and is for the final number.
 """
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -23,6 +24,7 @@ import tensorflow as tf
 from examples.training import checks, recipes
 from examples.training.augmentation import epoch_plan, normalise, shift_and_flip
 from examples.training.checks import check_integer
+from examples.training.errors import UsageError
 
 AUTOTUNE = tf.data.AUTOTUNE
 
@@ -127,6 +129,26 @@ class Data:
         batches = epochs.flat_map(self._rows).map(self._batch, num_parallel_calls=AUTOTUNE)
         return batches.apply(tf.data.experimental.assert_cardinality(cardinality)).prefetch(
             AUTOTUNE
+        )
+
+
+@contextlib.contextmanager
+def usable():
+    """Turns what is wrong with the data or with an argument into a UsageError."""
+    try:
+        yield
+    except (OSError, MemoryError, ValueError) as error:
+        raise UsageError(" ".join(str(error).split()) or "not enough memory") from error
+
+
+def check_memory(count, height, width, channels=3):
+    """Raises a UsageError if images would take more memory than the machine has."""
+    needed = count * height * width * channels
+    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if os.name == "posix" else None
+    if there is not None and needed > there:
+        raise UsageError(
+            f"{count:,} images of {height}x{width} pixels would take {needed / 1e9:,.0f} GB of "
+            f"memory. This machine has {there / 1e9:,.0f} GB."
         )
 
 
@@ -388,6 +410,7 @@ def _read_records(builder, test_split, image_size):
 def _read_split(builder, split, image_size):
     count = builder.info.splits[split].num_examples
     height, width, channels = builder.info.features["image"].shape
+    check_memory(count, image_size or height, image_size or width, channels)
     images = np.empty((count, image_size or height, image_size or width, channels), "uint8")
     labels = np.empty(count, "int32")
     batches = builder.as_dataset(split=split, as_supervised=True).batch(256)
@@ -411,6 +434,8 @@ def _read_digits(image_size, data_dir):
 
     digits = load_digits()  # 16 grey levels
     pixels = np.round(digits.images[..., None] * (255 / 16)).astype("uint8")
+    # Resizing computes with four bytes a pixel, several times over.
+    check_memory(len(pixels), image_size or 8, image_size or 8, 16)
     pixels = np.asarray(_resize(pixels, image_size))
     labels = digits.target.astype("int32")
     train, test = np.split(_order(len(labels)), [-360])
@@ -421,6 +446,7 @@ def _read_digits(image_size, data_dir):
 def _read_synthetic(image_size, data_dir):
     """Ten classes, each a colour under noise."""
     size, train, test = image_size or 32, 1000, 200
+    check_memory(train + test, size, size, 3 * 24)  # NumPy's random integers take eight bytes
     random = np.random.RandomState(0)
     colours = random.randint(64, 192, (10, 1, 1, 3))
     labels = random.randint(0, 10, train + test).astype("int32")

@@ -128,7 +128,9 @@ def _annotation(field, positional):
         kind = tuple[(field.kind,) * setting.count if setting.count else (field.kind, ...)]
     if field.optional:
         kind |= None
-    if field.kind is not bool:
+    if setting.repeated:
+        marks.append(tyro.conf.UseAppendAction)
+    elif field.kind is not bool:
         marks.append(_constructor(field))
     if field.name in positional:
         marks.append(tyro.conf.Positional)
@@ -144,11 +146,15 @@ def _constructor(field):
         f"{{{','.join(setting.choices)}}}" if setting.choices else _METAVARS[field.kind]
     )
 
+    if field.many and not setting.count:
+        metavar += " ..."
+
     def construct(texts):
         try:
             values = tuple(_value(field, text) for text in texts)
             value = values if field.many else values[0]
-            field.check(value)
+            if values:  # that there is none is told after what is not known
+                field.check(value)
             return value
         except UsageError as error:
             raise _Refused from error
@@ -184,8 +190,14 @@ def _hint(field):
     elif setting.unset:
         told += [f"default: {setting.unset}"]
     elif default not in (None, ()):
-        told += [f"default: {'yes' if default is True else 'no' if default is False else default}"]
+        told += [f"default: {_shown(default)}"]
     return f"({'; '.join(told)})" if told else ""
+
+
+def _shown(value):
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return " ".join(map(str, value)) if isinstance(value, tuple) else f"{value}"
 
 
 def _without_box(text):

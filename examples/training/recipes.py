@@ -289,6 +289,13 @@ def build_optimizer(settings):
     return cls(learning_rate=float(settings.learning_rate), **settings.optimizer_arguments)
 
 
+def named_optimizer(settings):
+    """The optimizer of a run in words: `"AdamNorm(gamma=0.0)"`."""
+    arguments = settings.optimizer_arguments
+    told = ", ".join(f"{name}={value}" for name, value in arguments.items())
+    return f"{settings.optimizer}({told})" if told else settings.optimizer
+
+
 def describe_optimizer(optimizer):
     """The optimizer as `keras.optimizers.deserialize` takes it, without its counted name."""
     import keras

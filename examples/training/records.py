@@ -81,7 +81,7 @@ def read(path):
     """
     try:
         record = json.loads(pathlib.Path(path).read_text())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise RecordError(f"{path} is not a record: {error}") from error
     validate(record, path)
     return record
@@ -107,7 +107,10 @@ def validate(record, path="record"):
             raise RecordError(f"{path} is not a record: `{name}` is {record[name]!r}")
     if record["schema"] != SCHEMA:
         raise RecordError(f"{path} has schema {record['schema']}, this program reads {SCHEMA}")
-    epochs = record["settings"].get("epochs")
+    for name in ("model", "dataset", "optimizer", "seed", "epochs"):
+        if name not in record["settings"]:
+            raise RecordError(f"{path} is not a record: `settings.{name}` is missing")
+    epochs = record["settings"]["epochs"]
     for name, curve in record["epochs"].items():
         if not isinstance(curve, list) or len(curve) != epochs:
             raise RecordError(f"{path}: the curve `{name}` does not have {epochs} values")

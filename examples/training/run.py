@@ -11,7 +11,6 @@ import hashlib
 import math
 import pathlib
 import shutil
-import tempfile
 
 import keras
 import numpy as np
@@ -19,10 +18,12 @@ import tensorflow as tf
 
 import keras_adanorm
 from examples.training import callbacks, data, locks, models, recipes, records
-from examples.training.errors import RunError, UsageError
+from examples.training.command_line import counted
+from examples.training.errors import DivergedError, RunError, UsageError
 from keras_adanorm.monitor import GradientNormMonitor
 
 RECORD = "record.json"
+MODEL = "model.keras"
 
 
 def train(settings, output_dir, data_dir=None, verbose="auto", keep_model=True, observers=()):
@@ -48,13 +49,13 @@ def train(settings, output_dir, data_dir=None, verbose="auto", keep_model=True, 
     """
     output_dir = pathlib.Path(output_dir)
     check(settings)
-    if (record := _finished(output_dir, settings)) is not None:
+    if (record := _finished(output_dir, settings, keep_model)) is not None:
         return record
     with exclusive(output_dir):
         # Another process may have finished it in the meantime.
-        if (record := _finished(output_dir, settings)) is not None:
+        if (record := _finished(output_dir, settings, keep_model)) is not None:
             return record
-        with _dtype_policy(settings):
+        with _dtype_policy(settings), _enough_memory(output_dir):
             return _train(settings, output_dir, data_dir, verbose, keep_model, observers)
 
 
@@ -73,14 +74,19 @@ def _train(settings, output_dir, data_dir, verbose, keep_model, observers):
         with _strategy(settings).scope():
             model, optimizer = _build(settings, dataset)
     described = recipes.describe_optimizer(optimizer)
-    identity = {"settings": settings.as_dict(), "data": dataset.fingerprint}
+    identity = {
+        "settings": settings.as_dict(),
+        "data": dataset.fingerprint,
+        "backend": keras.backend.backend(),
+    }
     keeper = callbacks.Keeper(output_dir, identity, _monitor(settings, optimizer))
     start = keeper.restore(model)
     if start == 0:
         print(
             f"{model.name} ({_parameters(model):,} trainable parameters) on {dataset.name} "
-            f"({dataset.train_examples:,} training images) with {settings.optimizer}: "
-            f"{settings.epochs} epochs into {output_dir}",
+            f"({counted(dataset.train_examples, 'training image')}) with "
+            f"{recipes.named_optimizer(settings)}: {counted(settings.epochs, 'epoch')} "
+            f"into {output_dir}",
             flush=True,
         )
     else:
@@ -98,13 +104,18 @@ def _train(settings, output_dir, data_dir, verbose, keep_model, observers):
             verbose=verbose,
         )
     test = model.evaluate(dataset.test, verbose=0, return_dict=True)
+    if not math.isfinite(test["loss"]):
+        raise DivergedError(
+            f"The test loss is {test['loss']} after the last epoch. A smaller learning rate may "
+            f"help. {keeper.last_good()}"
+        )
     record = _record(settings, dataset, model, described, keeper, test)
     with callbacks.files_of(output_dir, keeper):
         if keeper.monitor is not None and keeper.monitor.per_step:
             with records.replacing(output_dir / "gradient_norms.npz") as temporary:
                 np.savez_compressed(temporary, **keeper.monitor.get_state())
         if keep_model:
-            with records.replacing(output_dir / "model.keras") as temporary:
+            with records.replacing(output_dir / MODEL) as temporary:
                 model.save(temporary)
         records.write(output_dir / RECORD, record)
     shutil.rmtree(keeper.folder, ignore_errors=True)
@@ -112,7 +123,7 @@ def _train(settings, output_dir, data_dir, verbose, keep_model, observers):
 
 
 def _load(settings, data_dir):
-    try:
+    with data.usable():
         return data.load(
             settings.dataset,
             batch_size=settings.batch_size,
@@ -123,8 +134,6 @@ def _load(settings, data_dir):
             train_size=settings.train_size,
             augment=settings.augment,
         )
-    except OSError as error:
-        raise ValueError(f"The data set {settings.dataset} cannot be read: {error}") from error
 
 
 def _build(settings, dataset):
@@ -200,14 +209,15 @@ def _schedule(settings, optimizer):
     )
 
 
-def _finished(output_dir, settings):
+def _finished(output_dir, settings, keep_model):
     path = output_dir / RECORD
-    if not path.exists():
-        return None
-    try:
-        record = records.read(path)
-    except (OSError, records.RecordError) as error:
-        raise RunError(f"{error}. Delete it to train again.") from error
+    with callbacks.files_of(output_dir):
+        if not path.exists():
+            return None
+        try:
+            record = records.read(path)
+        except records.RecordError as error:
+            raise RunError(f"{error}. Delete it to train again.") from error
     wanted = {"settings": callbacks.as_json(settings.as_dict())}
     if record["settings"] != wanted["settings"]:
         raise RunError(
@@ -215,6 +225,8 @@ def _finished(output_dir, settings):
             "Give this run an output folder of its own."
         )
     print(f"Done already, nothing to train: {path}")
+    if keep_model and not (output_dir / MODEL).exists():
+        print(f"Its model was not kept. To have it, delete {path} and train again.")
     return record
 
 
@@ -299,6 +311,20 @@ def _dtype_policy(settings):
 
 
 @contextlib.contextmanager
+def _enough_memory(output_dir):
+    """A model or batches that do not fit into the memory are the settings' doing."""
+    try:
+        yield
+    except (MemoryError, tf.errors.ResourceExhaustedError) as error:
+        # A full disk is told in the same way, with the name of the file.
+        if str(output_dir) in str(error):
+            raise
+        raise RunError(
+            "There is not enough memory. A smaller batch size, width or image size may help."
+        ) from error
+
+
+@contextlib.contextmanager
 def _event_files(output_dir, keeper):
     """TensorFlow writes the event files itself, and has errors of its own for a full disk."""
     try:
@@ -314,8 +340,7 @@ def _event_files(output_dir, keeper):
 def exclusive(output_dir):
     """Makes the folder and keeps other processes out."""
     with callbacks.files_of(output_dir):
-        output_dir.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=output_dir).close()
+        callbacks.make_folder(output_dir)
     with contextlib.ExitStack() as stack:
         # What was refused before it began leaves no empty folder.
         stack.callback(_remove_if_empty, output_dir)

@@ -1,0 +1,109 @@
+"""How the programs end: one line and a status, whatever ends them."""
+
+import os
+import pathlib
+import signal
+import time
+
+import pytest
+
+from examples.training import command_line
+from examples.training.errors import DivergedError, RecordError, UsageError
+from tests.support import child
+
+PROGRAM = "python -m examples.some"
+PROGRAMS = [
+    "examples.train",
+    "examples.demo",
+    "examples.show_batch",
+    "examples.plot_run",
+    "examples.study.reproduce",
+    "examples.study.report",
+    "examples.benchmarks.step_time",
+    "examples.benchmarks.data_speed",
+]
+
+
+def failing(error):
+    def action():
+        raise error
+
+    return action
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "told"),
+    [
+        (UsageError("Argument `x`\nis wrong"), 2, "Argument `x` is wrong"),
+        (DivergedError("The loss is nan."), 1, "The loss is nan."),
+        (RecordError("one.json is not a record"), 1, "one.json is not a record"),
+        (PermissionError(13, "Permission denied", "/file"), 1, "Permission denied: '/file'"),
+        (ImportError("No module named 'x'"), 1, "This needs: pip install -e '.[examples]'"),
+        (KeyboardInterrupt(), 130, "interrupted; the same command goes on"),
+    ],
+)
+def test_what_ends_a_program_is_told_on_one_line(error, status, told, capsys):
+    assert command_line.run(PROGRAM, failing(error), "the same command goes on") == status
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith(f"{PROGRAM}: error: ") and printed.err.count("\n") == 1
+    assert told in printed.err
+
+
+def test_a_fault_of_the_program_is_not_hidden():
+    with pytest.raises(ZeroDivisionError):
+        command_line.run(PROGRAM, failing(ZeroDivisionError()))
+
+
+def test_an_interrupt_that_became_another_error_is_an_interrupt(capsys):
+    """As an import does to it that is interrupted in the middle."""
+
+    def action():
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(10)
+        except KeyboardInterrupt:
+            raise SystemError("initialization failed") from None
+
+    before = signal.getsignal(signal.SIGINT)
+    assert command_line.run(PROGRAM, action) == 130
+    assert capsys.readouterr().err == f"{PROGRAM}: error: interrupted\n"
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_request_to_end_is_obeyed(capsys):
+    def action():
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(10)
+
+    assert command_line.run(PROGRAM, action) == 143
+    assert capsys.readouterr().err == f"{PROGRAM}: error: interrupted\n"
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_nothing_heavy_is_imported_before_interrupts_are_handled(program):
+    heavy = {"keras", "tensorflow", "matplotlib", "scipy", "tensorflow_datasets"}
+    code = f"import sys, {program}; print(sorted(sys.modules.keys() & {heavy!r}))"
+    assert child.output(child.start(["-c", code])) == "[]\n"
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_every_program_has_help_and_refuses_what_it_does_not_know(program):
+    told = child.output(child.start(["-m", program, "--help"]))
+    assert f"python -m {program}" in told
+    process = child.start(["-m", program, "--no-such-option"])
+    _, error = process.communicate(timeout=300)
+    assert process.returncode == 2
+    lines = [line for line in error.splitlines() if line.startswith("python -m")]
+    assert len(lines) == 1 and "--no-such-option" in lines[0]
+    assert "Traceback" not in error
+
+
+def test_programs_are_all_of_them():
+    root = pathlib.Path(child.ROOT, "examples")
+    found = {
+        ".".join(path.relative_to(root.parent).with_suffix("").parts)
+        for path in root.rglob("*.py")
+        if "loops" not in path.parts and "PROGRAM =" in path.read_text(encoding="utf-8")
+    }
+    assert found == set(PROGRAMS)
