@@ -6,9 +6,12 @@ import re
 
 import pytest
 
+from examples.benchmarks import step_time_tables
 from examples.study import experiments, figures, paper, report, simulation
 from examples.study.experiments import SCALES, TABLES
+from examples.training.errors import RecordError
 from tests.support import made_records
+from tests.support.command_line import assert_refused
 
 # Accuracies of five seeds, which all arms share.
 LUCK = (0.50, 0.53, 0.51, 0.55, 0.52)
@@ -68,44 +71,67 @@ def test_differences_are_paired_by_seed(tmp_path):
     assert found["RadamNorm - Radam"][-1] == "tie"
 
 
+def marked(facts):
+    """Sentences that say these facts, as a README would have them."""
+    return "before\n<!-- results -->\n" + " and\n".join(facts) + ".\n<!-- end -->\nafter"
+
+
 @pytest.mark.parametrize(
     ("gain", "said"),
     [
-        (0.0, "none of the 4 pairs can be told apart in test accuracy: AdamNorm - Adam +0.00"),
-        (0.03, "of the 4 pairs, AdamNorm is ahead in test accuracy, and 3 cannot be told apart"),
-        (-0.03, "of the 4 pairs, Adam is ahead in test accuracy, and 3 cannot be told apart"),
+        (0.0, "AdamNorm - Adam +0.00 points (-0.02 to +0.02, tie)"),
+        (0.03, "AdamNorm - Adam +3.00 points (+2.98 to +3.02, AdamNorm ahead)"),
+        (-0.03, "AdamNorm - Adam -3.00 points (-3.02 to -2.98, Adam ahead)"),
     ],
 )
-def test_first_sentence_says_which_pairs_differ(gain, said, tmp_path):
+def test_facts_say_which_pairs_differ(gain, said, tmp_path):
     write(tmp_path, study(), {"AdamNorm": gain})
-    first = report.Report(tmp_path).results_table().splitlines()[0]
-    assert said in first
-    assert f"AdamNorm - Adam {100 * gain:+.2f} points" in first
-    assert (
-        "On 10,000 images of CIFAR-10, ResNet-8 with 1,000 parameters, 6 epochs, 5 seeds" in first
-    )
+    facts = report.Report(tmp_path).facts()
+    # All agree to the last image of 10,000: t at 98.75 %, four degrees of freedom, is 4.3147, and
+    # 100 * 4.3147 * 1e-4 / sqrt(5) is 0.02.
+    assert said in facts
+    assert {"10,000 images of CIFAR-10", "1,000 parameters", "6 epochs", "5 seeds"} <= set(facts)
 
 
-def test_second_sentence_tells_the_floor_from_the_correction(tmp_path):
-    write(tmp_path, study(), {"Adam-floor": 0.02, "AdamNorm-released": 0.03})
-    _, second, _ = report.Report(tmp_path).results_table().splitlines()
-    floor, correction, both = re.findall(r"([+-]\d\.\d\d) points \(.*?, (.*?)\)", second)
-    assert floor == ("+2.00", "Adam-floor ahead")
-    assert correction == ("+1.00", "AdamNorm-released ahead")
-    assert both == ("+3.00", "AdamNorm-released ahead")
-
-
-def test_third_sentence_has_the_tuned_pair_the_power_and_the_limits(tmp_path):
-    write(tmp_path, study(), {"AdamNorm": FIVE})
-    untuned = report.Report(tmp_path).results_table().splitlines()[2]
-    assert "7 trials each: AdamNorm - Adam not run." in untuned
+def test_facts_tell_the_floor_from_the_correction_and_have_the_power(tmp_path):
+    write(tmp_path, study(), {"Adam-floor": 0.02, "AdamNorm-released": 0.03, "AdamNorm": FIVE})
+    facts = " | ".join(report.Report(tmp_path).facts())
+    assert re.search(r"Adam-floor - Adam \+2\.00 points \(.*?, Adam-floor ahead\)", facts)
+    assert re.search(r"released - Adam-floor \+1\.00 points \(.*?, AdamNorm-released ahead", facts)
+    assert re.search(r"released - Adam \+3\.00 points \(.*?, AdamNorm-released ahead\)", facts)
+    assert "AdamNorm - Adam not run" in facts  # the tuned pair
+    assert "7 trials" in facts
     # Of the other pairs the differences are all 0, and one image is what can be seen of them.
-    assert "found with 80% where it is 0.0 to 3.9 points or more" in untuned
-    assert "the first 942 steps" in untuned  # 6 epochs of 157
-    assert untuned.endswith("the paper's own runs are not run.")
+    assert "0.0 to 3.9 points" in facts
+    assert "942 steps" in facts  # 6 epochs of 157
     tune(tmp_path)
-    tuned = report.Report(tmp_path).results_table().splitlines()[2]
-    assert "7 trials each: AdamNorm - Adam +1.00 points" in tuned
+    assert "AdamNorm - Adam +1.00 points" in " | ".join(report.Report(tmp_path).facts())
+
+
+def test_sentences_are_held_against_the_records(tmp_path):
+    write(tmp_path, study(), {"AdamNorm": FIVE})
+    tune(tmp_path)
+    made = report.Report(tmp_path)
+    facts = made.facts()
+    assert made.complaints(marked(facts)) == []
+    assert made.complaints("no such marker") == []
+    for fact in facts:
+        others = [other for other in facts if other != fact]
+        assert f"it lacks: {fact}" in made.complaints(marked(others))
+    wrong = "AdamNorm - Adam +9.00 points (+8.00 to +10.00, AdamNorm ahead)"
+    assert made.complaints(marked([*facts, wrong])) == [f"not of the records: {wrong}"]
+    assert made.render(marked(facts)) == marked(facts)
+
+
+def test_sentences_that_are_wrong_fail_the_check_and_are_not_rewritten(tmp_path, capsys):
+    write(tmp_path, study(seeds=2))
+    text = marked(["5 seeds"])
+    (tmp_path / "README.md").write_text(text)
+    for arguments in ([], ["--check"]):
+        assert report.main(["--folder", str(tmp_path), *arguments]) == 1
+        error = capsys.readouterr().err
+        assert "README.md: it lacks: 2 seeds" in error and error.count("\n") == 1
+        assert (tmp_path / "README.md").read_text() == text
 
 
 def tune(folder):
@@ -136,7 +162,7 @@ def test_tuned_pair(tmp_path):
 
 def test_a_study_that_is_not_run_says_so(tmp_path):
     nothing = report.Report(tmp_path)
-    assert nothing.results_table() == "The desk study is not run."
+    assert nothing.facts() == []
     assert nothing.study_table() == "Not run."
 
 
@@ -150,12 +176,11 @@ def test_a_study_that_has_begun_says_how_far_it_is(tmp_path):
     assert pairs["RadamNorm - Radam"] == ["-", "-", "-", "0", "-", "not run"]
     assert arms["Adam"][:3] == ["50.00", "-", "1 of 5"]
     assert arms["Radam"][:3] == ["not run", "-", "0 of 5"]
-    first, second, third = begun.results_table().splitlines()
-    assert "none of the 1 pairs that are run can be told apart" in first
-    assert "AdamNorm - Adam +0.00 points (one seed tells nothing)" in first
-    assert "RadamNorm - Radam not run" in first
-    assert "Adam-floor - Adam not run" in second
-    assert "too small to say" in third
+    facts = begun.facts()
+    assert "AdamNorm - Adam +0.00 points (one seed tells nothing)" in facts
+    assert "RadamNorm - Radam not run" in facts
+    assert "Adam-floor - Adam not run" in facts
+    assert not [fact for fact in facts if fact.endswith(" points")]  # too small to say
 
 
 def test_a_failed_run_stays_in_the_count_and_its_pair_is_left_out(tmp_path):
@@ -361,9 +386,9 @@ def test_a_damaged_record_is_named(written, capsys):
 
 
 def test_what_stands_outside_the_markers_is_left_alone(tmp_path):
-    text = "before\n<!-- results -->\nold\n<!-- end -->\nafter <!-- study -->\n"
+    text = "before\n<!-- study -->\nold\n<!-- end -->\nafter <!-- study -->\n"
     assert report.Report(tmp_path).render(text) == (
-        "before\n<!-- results -->\nThe desk study is not run.\n<!-- end -->\nafter <!-- study -->\n"
+        "before\n<!-- study -->\nNot run.\n<!-- end -->\nafter <!-- study -->\n"
     )
 
 
@@ -397,3 +422,50 @@ def test_scale_of_the_study_can_be_chosen(tmp_path):
     write(tmp_path, experiments.runs(TABLES["study"], "smoke"))
     text = report.Report(tmp_path, "smoke").study_table()
     assert f"{18 * SCALES['smoke'].seeds} runs, 36 done" in text
+
+
+def test_another_scale_is_reported_under_its_own_name(tmp_path, capsys):
+    write(tmp_path, experiments.runs(TABLES["study"], "smoke"))
+    assert report.main(["--folder", str(tmp_path), "--scale", "smoke"]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[0] == str(tmp_path / "README.md")
+    assert told[1:] == [str(tmp_path / "figures" / f"smoke-figure{n}.png") for n in (2, 3)]
+    text = (tmp_path / "README.md").read_text()
+    assert "figures/smoke-figure2.png" in text
+    assert "desk" not in text.lower() and "1e-3" not in text
+    assert report.main(["--folder", str(tmp_path), "--scale", "smoke", "--check"]) == 0
+    assert "All tables and sentences are as the records" in capsys.readouterr().out
+
+
+def test_no_accuracy_is_below_nothing_or_above_all(tmp_path):
+    write(tmp_path, experiments.runs(TABLES["study"], "smoke", seeds=2), {"Radam": (0.0, 0.45)})
+    found = rows(report.Report(tmp_path, "smoke").study_table(), "Accuracy")
+    assert found["Radam"][1] == "0.00 to 100.00"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda record: record.pop("updates"),
+        lambda record: record.pop("device"),
+        lambda record: record["memory"]["xla"].pop("Adam"),
+    ],
+)
+def test_a_record_of_times_that_is_not_whole_is_named(damage, tmp_path, monkeypatch, capsys):
+    committed = step_time_tables.RECORDS / "tensorflow-cpu.json"
+    record = json.loads(committed.read_text(encoding="utf-8"))
+    damage(record)
+    path = tmp_path / "tensorflow-cpu.json"
+    path.write_text(json.dumps(record))
+    monkeypatch.setattr(step_time_tables, "RECORDS", tmp_path)
+    monkeypatch.setattr(report, "ROOT", tmp_path)
+    with pytest.raises(RecordError, match=f"{path} is not whole"):
+        report.Report(tmp_path).step_time_table()
+
+
+def test_wrong_options_are_refused_on_one_line(capsys):
+    for arguments, complaint in {
+        "--scale paper": "Argument `scale` must be one of desk, smoke. Received: scale='paper'",
+        "--chek": "there is no option --chek",
+    }.items():
+        assert_refused(report.main, arguments.split(), capsys, "examples.study.report", complaint)

@@ -7,11 +7,11 @@ python -m tuning.tables --check                      # fails if one is not what 
 
 import dataclasses
 import pathlib
-import re
 import shutil
 import sys
 from typing import Annotated
 
+from examples.study import markdown
 from examples.training import command_line, options
 from examples.training.checks import Setting
 from tuning import compare, report
@@ -76,13 +76,11 @@ TABLES = {"comparison": comparison_table, "trials": trials_table}
 
 def render(text, results=None):
     """The text with each table between `<!-- name: folder -->` and `<!-- end -->` written anew."""
-
-    def table(match):
-        folder = (results or RESULTS) / match["folder"]
-        return f"{match['start']}{TABLES[match['name']](folder)}\n{match['end']}"
-
-    pattern = rf"(?P<start><!-- (?P<name>{'|'.join(TABLES)}): (?P<folder>\S+) -->\n)"
-    return re.sub(rf"{pattern}.*?(?P<end><!-- end -->)", table, text, flags=re.DOTALL)
+    parts = {
+        name: lambda folder, table=table: table((results or RESULTS) / folder)
+        for name, table in TABLES.items()
+    }
+    return markdown.render(text, parts)
 
 
 @dataclasses.dataclass(frozen=True)

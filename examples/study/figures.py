@@ -5,7 +5,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from examples.study import experiments
-from examples.study.drawing import INK, PLAIN, QUIET, STYLE, VARIANT, mean_and_range
+from examples.study.drawing import INK, PLAIN, QUIET, STYLE, VARIANT, epochs_on, mean_and_range
 
 COLORS = {"Adam": PLAIN, "AdamNorm": VARIANT}
 WIDE = {"Adam": True, "AdamNorm": False}
@@ -79,6 +79,7 @@ def _grid(columns, rows, lines, note):
         panels[0].set_title(title, color=INK)
         panels[0].legend(frameon=False, fontsize=7)
         panels[-1].set_xlabel("epoch")
+        epochs_on(panels[-1].xaxis)
     for panel, label in zip(grid[:, 0], rows.values(), strict=True):
         panel.set_ylabel(label)
     figure.text(0.01, 0.01, f"{note}. Lines: means, bands: ranges.", color=QUIET, size=7)

@@ -1,33 +1,66 @@
 """Turns the committed records into the tables of the READMEs and into figures.
 
-python -m examples.study.report            # rewrites what is between the markers, and the figures
-python -m examples.study.report --check    # fails if a table is not what the records give
-python -m examples.study.report --folder runs/smoke --scale smoke   # into that folder
+examples:
+  rewrites the tables between the markers, and the figures:
+    python -m examples.study.report
+  fails if a table or a sentence is not what the records give:
+    python -m examples.study.report --check
+  the same of other records, into their folder:
+    python -m examples.study.report --folder runs/smoke --scale smoke
 
 The READMEs are that of the project, of examples/ and of examples/study/results/; a table stands
-between `<!-- name -->` and `<!-- end -->`, a figure in examples/study/results/figures/.
+between `<!-- name -->` and `<!-- end -->`, a figure in examples/study/results/figures/. What stands
+between `<!-- results -->` and `<!-- end -->` is written by hand: its numbers are held against the
+records, and it is never rewritten.
+
+exit status: 0 written, or as the records give it; 1 not so, or a damaged record; 2 wrong options.
 """
 
-import argparse
+import dataclasses
 import json
 import math
-import os
 import pathlib
 import re
 import statistics
 import sys
+from typing import Annotated
 
-from examples.benchmarks import step_time_tables
-from examples.study import experiments, intervals, paper, simulation
+from examples.benchmarks import step_time, step_time_tables
+from examples.study import experiments, intervals, markdown, paper, simulation
 from examples.study.experiments import SCALES, TABLES
 from examples.study.markdown import device, table
-from examples.training.command_line import Parser, complain
+from examples.training import command_line, options
+from examples.training.checks import Setting
+from examples.training.command_line import counted
+from examples.training.errors import RecordError
 
 PROGRAM = "python -m examples.study.report"
 ROOT = pathlib.Path(__file__).parents[2]
 RESULTS = pathlib.Path(__file__).parent / "results"
 RECORDS = RESULTS / "reproduce"
 NOT_RUN = "not run"
+# The comparisons of the released code's settings that the sentences tell.
+STATED_CAUSES = (
+    ("Adam-floor", "Adam"),
+    ("AdamNorm-released", "Adam-floor"),
+    ("AdamNorm-released", "Adam"),
+)
+# What a folder of records other than the committed one is reported as.
+TEMPLATE = """# Results of the records in this folder
+
+<!-- study -->
+<!-- end -->
+
+## The paper's tables, at full size
+
+<!-- paper -->
+<!-- end -->
+
+## Simulations
+
+<!-- simulation -->
+<!-- end -->
+"""
 LABELS = {
     "cifar10": "CIFAR-10",
     "cifar100": "CIFAR-100",
@@ -62,77 +95,67 @@ class Report:
         self.folder = pathlib.Path(folder)
         self.series = Series(folder)
         self.study = Study(self.series, scale)
+        self._scale = scale
 
     def render(self, text):
         """The text with each table between `<!-- name -->` and `<!-- end -->` written anew."""
-        for name in ("step_time", "results", "hours", "study", "paper", "simulation"):
-            pattern = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
-            if pattern.search(text):
-                made = getattr(self, f"{name}_table")()
-                text = pattern.sub(lambda match, made=made: f"{match[1]}{made}\n{match[2]}", text)
-        return text
+        names = ("step_time", "hours", "study", "paper", "simulation")
+        return markdown.render(text, {name: getattr(self, f"{name}_table") for name in names})
+
+    def complaints(self, text):
+        """What the sentences between `<!-- results -->` and its end say wrongly or leave out.
+
+        Returns:
+            List of phrases that have to be there and are not, and of differences that are there
+            and are not of these records.
+        """
+        said = markdown.marked(text, "results")
+        if not said:
+            return []
+        facts = self.facts()
+        lacking = [f"it lacks: {fact}" for fact in facts if fact not in said]
+        strange = [
+            f"not of the records: {match[0]}"
+            for match in re.finditer(r"\S+ - \S+ [+-][\d.]+ points( \([^)]*\))?", said)
+            if match[0] not in facts
+        ]
+        return lacking + strange
 
     # What an update costs
 
     def step_time_table(self):
         """The ratios of an update's time to that of Adam, of each record of `step_time`."""
-        return "\n\n".join(
-            step_time_tables.tables(
-                json.loads(path.read_text(encoding="utf-8")), path.relative_to(ROOT).as_posix()
-            )
-            for path in sorted(step_time_tables.RECORDS.glob("*.json"))
-        )
+        made = []
+        for path in sorted(step_time_tables.RECORDS.glob("*.json")):
+            record = step_time.load(path)
+            try:
+                made.append(step_time_tables.tables(record, path.relative_to(ROOT).as_posix()))
+            except (AttributeError, IndexError, KeyError, StopIteration, TypeError) as error:
+                raise RecordError(f"{path} is not whole: {error!r}. Measure it again.") from error
+        return "\n\n".join(made)
 
     # The study
 
-    def results_table(self):
-        """What the study found, in three sentences."""
-        if self.study.done is None:
-            return "The desk study is not run."
-        return "\n".join(f"- {said}" for said in (self._pairs(), self._causes(), self._limits()))
-
-    def _pairs(self):
-        found = self.study.group("pairs")
-        known = [one for one in found if one.differences]
-        told = "; ".join(_difference(one) for one in found)
-        ahead = [one.verdict for one in known if one.verdict.endswith("ahead")]
-        pairs = f"the {len(known)} pairs" + ("" if known == found else " that are run")
-        if not ahead:
-            verdict = f"none of {pairs} can be told apart in test accuracy"
-        else:
-            names = _listed([said.removesuffix(" ahead") for said in ahead])
-            verdict = f"of {pairs}, {names} {'is' if len(ahead) == 1 else 'are'} ahead"
-            ties = sum(one.verdict == "tie" for one in known)
-            verdict += f" in test accuracy, and {ties} cannot be told apart" if ties else ""
-        return f"{self._what()}, {verdict}: {told}. The intervals hold together with 95%."
-
-    def _causes(self):
-        found = {(one.variant, one.plain): one for one in self.study.group("causes")}
-        floor = found["Adam-floor", "Adam"]
-        both = found["AdamNorm-released", "Adam"]
-        correction = found["AdamNorm-released", "Adam-floor"]
-        return (
-            "The released code's AdamNorm also has a floor under the root that its Adam lacks. "
-            f"The floor alone: {_difference(floor)}; the correction on top of it: "
-            f"{_difference(correction)}; both together: {_difference(both)}."
-        )
-
-    def _limits(self):
-        tuned = self.study.tuned()
-        seen = [one.detectable for one in self.study.group("pairs") if one.count > 1]
-        power = "The study is too small to say which differences it could see"
-        if seen:
-            low, high = (f"{100 * value:.1f}" for value in (min(seen), max(seen)))
-            power = (
-                f"A pair's difference is found with 80% where it is {_span(low, high)} points or "
-                "more"
-            )
-        return (
-            f"With the learning rate tuned for each side, {len(experiments.TUNED_RATES)} trials "
-            f"each: {_difference(tuned)}. {power}, and all this speaks of the first "
-            f"{self._steps():,} steps of a small network; the paper's own runs are "
-            f"{'in part run' if self._paper_records() else NOT_RUN}."
-        )
+    def facts(self):
+        """What the sentences about the study have to say: its size, differences, power."""
+        record, study = self.study.done, self.study
+        if record is None:
+            return []
+        causes = [one for one in study.group("causes") if (one.variant, one.plain) in STATED_CAUSES]
+        stated = [*study.group("pairs"), *causes, study.tuned()]
+        seen = [100 * one.detectable for one in study.group("pairs") if one.count > 1]
+        counts = [one.count for one in study.group("pairs")]
+        return [
+            f"{record['data']['train_examples']:,} images of "
+            f"{_label(record['settings']['dataset'])}",
+            f"{record['model']['parameters']:,} parameters",
+            counted(record["settings"]["epochs"], "epoch"),
+            f"{_span(min(counts), max(counts))} seed" + ("" if max(counts) == 1 else "s"),
+            counted(len(experiments.TUNED_RATES), "trial"),
+            f"{self._steps():,} steps",
+            *map(_difference, stated),
+            *([f"{min(seen):.1f} to {max(seen):.1f} points"] if seen else []),
+        ]
 
     def _what(self):
         record, counts = self.study.done, [one.count for one in self.study.group("pairs")]
@@ -140,7 +163,7 @@ class Report:
         return (
             f"On {record['data']['train_examples']:,} images of {_label(settings['dataset'])}, "
             f"{_label(settings['model'])} with {record['model']['parameters']:,} parameters, "
-            f"{settings['epochs']} epochs, {seeds} {'seed' if seeds == '1' else 'seeds'}"
+            f"{counted(settings['epochs'], 'epoch')}, {seeds} {'seed' if seeds == '1' else 'seeds'}"
         )
 
     def _steps(self):
@@ -169,10 +192,10 @@ class Report:
             parts += [f"### {title}", _comparisons(study.group(name))]
         parts += ["### Accuracy", self._accuracies(), *self._tuned_parts()]
         for name, caption in (
-            ("desk-figure2.png", "curves of the pairs"),
-            ("desk-figure3.png", "mean gradient norm of the pairs"),
+            ("figure2", "curves of the pairs"),
+            ("figure3", "mean gradient norm of the pairs"),
         ):
-            parts.append(f"![{caption}](figures/{name})")
+            parts.append(f"![{caption}](figures/{self._scale}-{name}.png)")
         return "\n\n".join(parts)
 
     def _accuracies(self):
@@ -384,7 +407,7 @@ class Report:
 
         if self.study.done is not None:
             pairs = figures.pair_columns(self.study.arms)
-            yield "desk", lambda name: pairs, self._what()
+            yield self._scale, lambda name: pairs, self._what()
         yield "paper", self._paper_columns, "Full size, as in the paper"
 
 
@@ -393,12 +416,7 @@ def _label(name):
 
 
 def _devices(records):
-    return _listed(list(dict.fromkeys(map(device, records))))
-
-
-def _listed(words):
-    """`"a, b and c"`."""
-    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+    return "; ".join(dict.fromkeys(map(device, records)))
 
 
 def _span(low, high):
@@ -435,11 +453,11 @@ def _comparisons(found):
 
 
 def _mean_cells(accuracies):
-    """The mean and its interval, in percent."""
+    """The mean and its interval, in percent. No accuracy is below 0 or above 100."""
     if not accuracies:
         return NOT_RUN, "-"
     found = intervals.interval(accuracies)
-    low, high = (f"{100 * end:.2f}" for end in (found.low, found.high))
+    low, high = (f"{100 * min(max(end, 0.0), 1.0):.2f}" for end in (found.low, found.high))
     return f"{100 * found.mean:.2f}", "-" if len(accuracies) == 1 else f"{low} to {high}"
 
 
@@ -492,19 +510,35 @@ def _violated(curve, worst, name):
     return "; ".join(told) or "none"
 
 
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What is reported."""
+
+    check: Annotated[bool, Setting("write nothing, compare")] = False
+    folder: Annotated[
+        pathlib.Path, Setting("records", unset="examples/study/results/reproduce")
+    ] = RECORDS
+    scale: Annotated[str, Setting("of the study", choices=("desk", "smoke"))] = "desk"
+
+
 def main(arguments=None):
     """Runs the command line and returns its exit status."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    options = _options(arguments)
-    from examples.training import records, run
+    return command_line.run(PROGRAM, lambda: _report(arguments))
 
-    try:
-        report = Report(options.folder, options.scale)
-        stale = update(report, options.folder, options.check)
-    except (run.RunError, records.RecordError, OSError) as error:
-        return complain(PROGRAM, error, 1)
-    if options.check and stale:
-        return complain(PROGRAM, f"{', '.join(stale)} not as the records give it; run {PROGRAM}", 1)
+
+def _report(arguments):
+    chosen = Options(
+        **options.read(PROGRAM, __doc__, {"report": options.group(Options)}, arguments)
+    )
+    stale, complaints = update(Report(chosen.folder, chosen.scale), chosen.folder, chosen.check)
+    if chosen.check and stale:
+        complaints.insert(0, f"{', '.join(stale)} not as the records give it; run {PROGRAM}")
+    if complaints:
+        return command_line.complain(PROGRAM, "; ".join(complaints), 1)
+    if chosen.check:
+        print("All tables and sentences are as the records give them.")
+    else:
+        print("\n".join(stale) or "All documents are as the records give them; figures drawn.")
     return 0
 
 
@@ -517,42 +551,31 @@ def update(report, folder, check):
         check: Boolean, whether to write nothing and to look only.
 
     Returns:
-        The names of the documents that were not as the records give them, and of the figures that
-        were missing.
+        Two lists: the names of the documents that were not as the records give them, and of the
+        figures that were missing; and what sentences that are written by hand say wrongly.
     """
     from examples.study import figures
 
-    template, documents = RESULTS / "README.md", [folder / "README.md"]
+    documents = [folder / "README.md"]
     if folder.resolve() == RECORDS.resolve():
-        documents = [ROOT / "README.md", ROOT / "examples" / "README.md", template]
-    home = documents[-1].parent
-    stale = []
+        documents = [ROOT / "README.md", ROOT / "examples" / "README.md", RESULTS / "README.md"]
+    stale, complaints = [], []
     for path in documents:
-        text = (path if path.exists() else template).read_text(encoding="utf-8")
-        rendered = report.render(text)
-        if not path.exists() or rendered != path.read_text(encoding="utf-8"):
+        before = path.read_text(encoding="utf-8") if path.exists() else None
+        rendered = report.render(TEMPLATE if before is None else before)
+        complaints += [f"{path}: {complaint}" for complaint in report.complaints(rendered)]
+        if rendered != before:
             stale.append(str(path))
             if not check:
+                path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(rendered, encoding="utf-8")
     for name, draw in report.figures().items():
-        path = home / "figures" / name
+        path = documents[-1].parent / "figures" / name
         if not path.exists():
             stale.append(str(path))
         if not check:
             figures.write(draw(), path)
-    return stale
-
-
-def _options(arguments):
-    parser = Parser(PROGRAM, __doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing, compare")
-    parser.add_argument(
-        "--folder", type=pathlib.Path, default=RECORDS, help="records (default: the committed)"
-    )
-    parser.add_argument(
-        "--scale", choices=("desk", "smoke"), default="desk", help="of the study (default: desk)"
-    )
-    return parser.parse_args(arguments)
+    return stale, complaints
 
 
 if __name__ == "__main__":
