@@ -2,8 +2,9 @@
 
 import keras
 
-from keras_adanorm.base import AdaptiveOptimizer, NormCorrection
+from keras_adanorm.base import AdaptiveNormCorrection, AdaptiveOptimizer
 from keras_adanorm.documentation import documented
+from keras_adanorm.engine.step import Step
 
 
 @keras.saving.register_keras_serializable(package="keras_adanorm")
@@ -48,13 +49,14 @@ class AdaBelief(AdaptiveOptimizer):
         supplementary, AdaBelief algorithm.
     """
 
-    def update_step(self, gradient, variable, learning_rate):
-        """Updates a variable and its state."""
-        step = self.begin_step(gradient, variable, learning_rate)
+    elementwise = True
+
+    def algorithm(self, step: Step) -> None:
+        """One step of one variable."""
         s_m, s_v = self.moment_gradients(step)
         m = step.average("momentum", s_m, self.beta_1)
-        v = step.average("velocity", step.square(s_v - m), self.beta_2)
-        step.descend(self.adaptive_step(step, m, v))
+        v = step.average_of_square("velocity", s_v - m, self.beta_2)
+        self.adaptive_step(step, m, v)
 
 
 @keras.saving.register_keras_serializable(package="keras_adanorm")
@@ -62,7 +64,7 @@ class AdaBelief(AdaptiveOptimizer):
     plain="`AdaBelief` bit for bit",
     moments="the residual of the second moment is `s_t - m_t` where it is corrected",
 )
-class AdaBeliefNorm(NormCorrection, AdaBelief):
+class AdaBeliefNorm(AdaptiveNormCorrection, AdaBelief):
     """AdaBelief whose first moment averages the norm-corrected gradient.
 
     The residual in the second moment is taken from the gradient `g_t`, the first moment sees `s_t`:

@@ -2,13 +2,14 @@
 
 import keras
 
-from keras_adanorm.base import NormCorrection
+from keras_adanorm.base import AdaptiveNormCorrection
 from keras_adanorm.documentation import documented
+from keras_adanorm.engine.step import Step
 
 
 @keras.saving.register_keras_serializable(package="keras_adanorm")
 @documented(plain="the Adam of the paper (Algorithm 1)")
-class AdamNorm(NormCorrection):
+class AdamNorm(AdaptiveNormCorrection):
     """Adam whose first moment averages the norm-corrected gradient.
 
     The gradient `g_t` of each variable is scaled up to the moving average of its norm where it is
@@ -50,10 +51,11 @@ class AdamNorm(NormCorrection):
         CNNs", WACV 2023, Algorithm 2 and equations 2 to 9.
     """
 
-    def update_step(self, gradient, variable, learning_rate):
-        """Updates a variable and its state."""
-        step = self.begin_step(gradient, variable, learning_rate)
+    elementwise = True
+
+    def algorithm(self, step: Step) -> None:
+        """One step of one variable."""
         s_m, s_v = self.moment_gradients(step)  # s_t and g_t, unless `corrected_moments` says else
         m = step.average("momentum", s_m, self.beta_1)
-        v = step.average("velocity", step.square(s_v), self.beta_2)
-        step.descend(self.adaptive_step(step, m, v))
+        v = step.average_of_square("velocity", s_v, self.beta_2)
+        self.adaptive_step(step, m, v)

@@ -3,51 +3,79 @@
 import math
 import numbers
 import warnings
+from collections.abc import Sequence
+from typing import Any
 
 import keras
 
-from keras_adanorm import acceleration, precision
-from keras_adanorm.norm_correction import correct_norm
-from keras_adanorm.step import Step
+from keras_adanorm.engine import precision, private, ways
+from keras_adanorm.engine.averages import NormAverages, from_scalars
+from keras_adanorm.engine.exclusions import Exclusions
+from keras_adanorm.engine.step import Step
 
 CORRECTED_MOMENTS = ("first", "second", "both")
 UNBUILT = 2  # what an optimizer holds before it is built: the count of steps, the learning rate
 
 
-class AdaptiveOptimizer(keras.optimizers.Optimizer):
-    """Base class of the optimizers with adaptive moments.
+class StepOptimizer(keras.optimizers.Optimizer):
+    """Base class of an optimizer whose algorithm is one method, `algorithm(step)`.
 
-    A subclass names its state in `slots`, each of a variable's shape and zero at the start, and in
-    `scalar_slots`, and writes its algorithm in `update_step`. That may be asked to update one
-    variable or, where the backend is faster so, a list of them: it uses the operators of Python and
-    what `Step` offers.
-
+    A subclass names its state in `slots` and writes its algorithm for one variable and one step.
     The state is kept, and the arithmetic done, in float32 for variables of float32, float16 and
     bfloat16, and in float64 for those of float64.
+
+    Args:
+        learning_rate: A float, a `keras.optimizers.schedules.LearningRateSchedule`, or a callable
+            that takes no argument and returns the learning rate. Defaults to `0.001`.
+        weight_decay, clipnorm, clipvalue, global_clipnorm, use_ema, ema_momentum,
+        ema_overwrite_frequency, loss_scale_factor, gradient_accumulation_steps, name: See
+            `keras.optimizers.Optimizer`.
+
+    Attributes:
+        slots: Tuple of strings, the names of the state, of which each variable has its own. A state
+            is of the variable's shape and 0 at the start, unless `slot_shape` or `slot_initializer`
+            say else.
+        elementwise: Boolean, whether each element of the new weight and the new state depends on
+            the same element of the gradient, the weight and the state alone, beside scalars.
+            Several variables, or parts of one, may then be updated as one tensor, which is faster.
+            Defaults to `False`, which is always right.
+
+    Raises:
+        ValueError: If an argument is outside its range, or at `build` for complex variables.
+
+    Example:
+
+    >>> import keras, keras_adanorm
+    >>> @keras.saving.register_keras_serializable(package="my_package")
+    ... class SignDescent(keras_adanorm.StepOptimizer):
+    ...     elementwise = True
+    ...
+    ...     def algorithm(self, step):
+    ...         step.descend(step.learning_rate * keras.ops.sign(step.gradient))
+    >>> variable = keras.Variable([1.0, -1.0])
+    >>> SignDescent(0.5).apply([keras.ops.convert_to_tensor([3.0, -0.1])], [variable])
+    >>> keras.ops.convert_to_numpy(variable.value).tolist()
+    [0.5, -0.5]
     """
 
-    slots = ("momentum", "velocity")
-    scalar_slots = ()
+    slots: tuple[str, ...] = ()
+    elementwise: bool = False
 
     def __init__(
         self,
-        learning_rate=0.001,
-        beta_1=0.9,
-        beta_2=0.999,
-        epsilon=1e-8,
-        epsilon_root=0.0,
-        weight_decay=None,
-        clipnorm=None,
-        clipvalue=None,
-        global_clipnorm=None,
-        use_ema=False,
-        ema_momentum=0.99,
-        ema_overwrite_frequency=None,
-        loss_scale_factor=None,
-        gradient_accumulation_steps=None,
-        name=None,
-        **kwargs,
-    ):
+        learning_rate: Any = 0.001,
+        weight_decay: float | None = None,
+        clipnorm: float | None = None,
+        clipvalue: float | None = None,
+        global_clipnorm: float | None = None,
+        use_ema: bool = False,
+        ema_momentum: float = 0.99,
+        ema_overwrite_frequency: int | None = None,
+        loss_scale_factor: float | None = None,
+        gradient_accumulation_steps: int | None = None,
+        name: str | None = None,
+        **kwargs: Any,
+    ) -> None:
         finite = {
             "learning_rate": learning_rate,
             "weight_decay": weight_decay,
@@ -76,146 +104,174 @@ class AdaptiveOptimizer(keras.optimizers.Optimizer):
             name=name,
             **kwargs,
         )
-        self.beta_1 = decay_rate("beta_1", beta_1)
-        self.beta_2 = decay_rate("beta_2", beta_2)
-        self.epsilon = number_at_least(0, "epsilon", epsilon)
-        self.epsilon_root = number_at_least(0, "epsilon_root", epsilon_root)
+        private.set_untracked(self, "_weight_decay_exclusions", Exclusions())
 
-    def __setattr__(self, name, value):
-        super().__setattr__(name, value)
-        # A hyperparameter, maybe; the learning rate is an argument of what was traced.
-        if not name.startswith("_") and name != "learning_rate":
-            acceleration.forget(self)
+    # ------------------------------------------------------------ what a subclass writes
 
-    def build(self, variables):
+    def algorithm(self, step: Step) -> None:
+        """One step of one variable. See `keras_adanorm.Step` for what it offers."""
+        raise NotImplementedError(f"{type(self).__name__} must have a method `algorithm(step)`.")
+
+    def slot_shape(self, name: str, variable: Any) -> tuple[int, ...]:
+        """The shape of a variable's state `name`: the variable's own."""
+        return tuple(variable.shape)
+
+    def slot_initializer(self, name: str, variable: Any) -> Any:
+        """A Keras initializer for a variable's state `name`: zeros."""
+        return "zeros"
+
+    # ------------------------------------------------------------ what Keras calls
+
+    def build(self, variables: Sequence[Any]) -> None:
         """Creates the state of an optimizer for these variables."""
         if self.built:
             warn_of_other_variables(self, variables)
             return
+        refuse_complex(self, variables)
+        kept = self._weight_decay_exclusions
+        if kept.get_config().get("positions"):  # from a config: Keras has yet to be told
+            super().exclude_from_weight_decay(kept.variables(variables), kept.var_names)
+        kept.resolve(self, variables)
         super().build(variables)
-        acceleration.set_untracked(self, "_slots", {n: [] for n in self.slots + self.scalar_slots})
-        for names in (self.slots, self.scalar_slots):
-            for variable in variables:
-                for name in names:
-                    self._slots[name].append(self._add_slot(variable, name))
+        slots = {name: [None] * len(variables) for name in self.slots}
+        for i, variable in enumerate(variables):
+            if not private.is_overwritten_with_gradient(variable):
+                for name in self.slots:
+                    slots[name][i] = self._add_slot(name, variable)
+        private.set_untracked(self, "_slots", slots)
+        for value in list(vars(self).values()):
+            if isinstance(value, keras.random.SeedGenerator):
+                self._track_variable(value.state)
 
-    def _add_slot(self, variable, name):
-        """A state of one variable: of its shape and layout, or a scalar on its device."""
-        if self._overwrite_variable_with_gradient(variable):
-            return None
-        if name in self.scalar_slots:
-            # Not by the variable's path, by which a layout map would find a layout for it.
-            kind = {"shape": (), "name": f"{name}_{len(self._slots[name])}"}
-        else:
-            path = getattr(variable, "path", variable.name).replace("/", "_").replace(":", "_")
-            layout = getattr(variable, "_layout", None)
-            kind = {"shape": variable.shape, "name": f"{path}_{name}", "layout": layout}
-        dtype = precision.compute_dtype(variable.dtype)
-        with acceleration.device_of(self, variable):
-            return self.add_variable(initializer="zeros", dtype=dtype, **kind)
+    def _add_slot(self, name, variable):
+        path = getattr(variable, "path", variable.name).replace("/", "_").replace(":", "_")
+        shape = tuple(self.slot_shape(name, variable))
+        layout = {}
+        if private.supports_layout() and shape == tuple(variable.shape):
+            layout = {"layout": private.layout_of(variable)}
+        with private.device_of(self, variable):
+            return self.add_variable(
+                shape=shape,
+                initializer=self.slot_initializer(name, variable),
+                dtype=precision.compute_dtype(variable.dtype),
+                name=f"{path}_{name}",
+                **layout,
+            )
 
-    def begin_step(self, gradient, variable, learning_rate, kind=Step):
-        """The `Step` with which `update_step` reads and writes what belongs to a variable."""
-        if isinstance(variable, Step):
-            return variable
+    def state_of(self, variable: Any) -> dict[str, Any]:
+        """The state of a variable, a dict of name to variable."""
         index = self._get_variable_index(variable)
-        state = {name: states[index] for name, states in self._slots.items()}
-        return kind(self, gradient, variable, learning_rate, self.iterations, state)
+        return {name: states[index] for name, states in self._slots.items()}
 
-    def moment_gradients(self, step):
-        """The gradients that enter the first and the second moment: here `g_t` enters both."""
-        return step.gradient, step.gradient
+    def norm_ratios(
+        self, gradients: Sequence[Any], variables: Sequence[Any], norms: Any = None
+    ) -> list[Any]:
+        """`||s_t|| / ||g_t||` of each gradient, `None` where it is always 1, as it is here."""
+        return [None] * len(gradients)
 
-    def denominator(self, step, second_moment, scale=1.0):
-        """`sqrt(v + scale ** 2 * epsilon_root) + scale * epsilon`, and nowhere 0."""
-        if self.epsilon_root > 0:
-            second_moment = second_moment + scale * scale * self.epsilon_root
-        denominator = step.ops.sqrt(second_moment)
-        if self.epsilon > 0:
-            return denominator + scale * self.epsilon
-        return step.ops.where(denominator > 0, denominator, precision.largest(step.dtype))
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        """Updates a variable and its state, as Keras calls it.
 
-    def adaptive_step(self, step, m, v):
-        """`learning_rate * m_hat / (sqrt(v_hat + epsilon_root) + epsilon)`, moments bias-corrected.
-
-        As in Adam, both sides of the fraction are multiplied by `sqrt(1 - beta_2 ** t)`, which
-        leaves the corrections to scalars.
+        A subclass may change the gradient or the learning rate and call this. It is then called
+        for each variable; without such a subclass variables may be updated together.
         """
-        correction = step.bias_correction(self.beta_2) ** 0.5
-        rate = step.learning_rate * (correction / step.bias_correction(self.beta_1))
-        return rate * m / self.denominator(step, v, scale=correction)
+        ways.one_by_one(self, [gradient], [variable], learning_rate)
 
-    def apply(self, grads, trainable_variables=None):
+    def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
         """Updates the variables from their gradients, see `keras.optimizers.Optimizer.apply`."""
         return super().apply([precision.dense(g) for g in grads], trainable_variables)
 
     def _backend_update_step(self, grads, trainable_variables, learning_rate):
-        update = acceleration.fast_update(self)
-        if update is None:
-            super()._backend_update_step(grads, trainable_variables, learning_rate)
+        if ways.is_distributed(self) or not ways.is_run_by_the_package(self, StepOptimizer):
+            with ways.without_gradients():
+                super()._backend_update_step(grads, trainable_variables, learning_rate)
         else:
-            update(grads, trainable_variables, learning_rate)
+            ways.update_all(self, grads, trainable_variables, learning_rate)
 
-    def _parallel_update_step(self, grads, variables, learning_rate):
-        """Updates all variables together, as torch's own optimizers in Keras do."""
-        acceleration.update_in_lists(self, grads, variables, learning_rate)
+    def _distributed_tf_update_step(self, distribution, grads_and_vars, learning_rate):
+        if ways.is_run_by_the_package(self, StepOptimizer):
+            from keras_adanorm.engine.distributed import update_under_strategy
 
-    def load_own_variables(self, store):
+            update_under_strategy(self, distribution, grads_and_vars, learning_rate)
+        else:
+            super()._distributed_tf_update_step(distribution, grads_and_vars, learning_rate)
+
+    def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
+        """Excludes variables from weight decay, see `keras.optimizers.Optimizer`.
+
+        What is excluded is kept in the config, and with it in a saved model: names always, a list
+        of variables once the optimizer is built.
+        """
+        super().exclude_from_weight_decay(var_list, var_names)
+        self._weight_decay_exclusions.set(var_list, var_names)
+        if self.built:  # where this Keras allows it
+            self._weight_decay_exclusions.resolve(self, self._trainable_variables)
+
+    def load_own_variables(self, store: Any) -> None:
         """Takes up the state in `store`, see `keras.optimizers.Optimizer`."""
         if not skips_state(self, store):
             super().load_own_variables(store)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         """The arguments with which to make the same optimizer, without its state."""
         config = super().get_config()
-        config.update(
-            {
-                "beta_1": self.beta_1,
-                "beta_2": self.beta_2,
-                "epsilon": self.epsilon,
-                "epsilon_root": self.epsilon_root,
-            }
-        )
-        return config
+        excluded = self._weight_decay_exclusions.get_config()
+        return {**config, "exclude_from_weight_decay": excluded} if excluded else config
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "StepOptimizer":
+        """Makes an optimizer from what `get_config` returned."""
+        config = dict(config)
+        excluded = config.pop("exclude_from_weight_decay", None)
+        optimizer = super().from_config(config, custom_objects)
+        if excluded:
+            exclusions = Exclusions(excluded)
+            optimizer.exclude_from_weight_decay(var_names=exclusions.var_names)
+            private.set_untracked(optimizer, "_weight_decay_exclusions", exclusions)
+        return optimizer
 
 
-class NormCorrection(AdaptiveOptimizer):
-    """Base class of the Norm variants: `s_t` enters a moment in the place of `g_t`.
+class AdaptiveOptimizer(StepOptimizer):
+    """Base class of optimizers with two moments, which divide the first by the second's root.
 
-    Put before a plain optimizer in the bases of a class, it adds the hyperparameters of the
-    correction and one scalar of state per variable, the average norm `e_t`.
+    Args:
+        beta_1: Float in [0, 1), the decay of the first moment. Defaults to `0.9`.
+        beta_2: Float in [0, 1), the decay of the second moment. Defaults to `0.999`.
+        epsilon: Float, at least 0, added to the root of the second moment. Defaults to `1e-8`.
+        epsilon_root: Float, at least 0, added to the second moment under the root. Defaults to
+            `0.0`.
+        epsilon_hat: Boolean, whether epsilon is added to the root before the correction for bias,
+            as Keras does it, and not after, as the paper does. Defaults to `False`.
+        learning_rate and the others: See `StepOptimizer`.
+
+    Raises:
+        ValueError: If an argument is outside its range.
     """
 
-    scalar_slots = ("norm_average",)
+    slots = ("momentum", "velocity")
 
     def __init__(
         self,
-        learning_rate=0.001,
-        beta_1=0.9,
-        beta_2=0.999,
-        epsilon=1e-8,
-        gamma=0.95,
-        corrected_moments="first",
-        max_correction=None,
-        epsilon_root=0.0,
-        weight_decay=None,
-        clipnorm=None,
-        clipvalue=None,
-        global_clipnorm=None,
-        use_ema=False,
-        ema_momentum=0.99,
-        ema_overwrite_frequency=None,
-        loss_scale_factor=None,
-        gradient_accumulation_steps=None,
-        name=None,
-        **kwargs,
-    ):
+        learning_rate: Any = 0.001,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-8,
+        epsilon_root: float = 0.0,
+        weight_decay: float | None = None,
+        clipnorm: float | None = None,
+        clipvalue: float | None = None,
+        global_clipnorm: float | None = None,
+        use_ema: bool = False,
+        ema_momentum: float = 0.99,
+        ema_overwrite_frequency: int | None = None,
+        loss_scale_factor: float | None = None,
+        gradient_accumulation_steps: int | None = None,
+        name: str | None = None,
+        epsilon_hat: bool = False,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(
             learning_rate=learning_rate,
-            beta_1=beta_1,
-            beta_2=beta_2,
-            epsilon=epsilon,
-            epsilon_root=epsilon_root,
             weight_decay=weight_decay,
             clipnorm=clipnorm,
             clipvalue=clipvalue,
@@ -228,51 +284,255 @@ class NormCorrection(AdaptiveOptimizer):
             name=name,
             **kwargs,
         )
+        self.beta_1 = decay_rate("beta_1", beta_1)
+        self.beta_2 = decay_rate("beta_2", beta_2)
+        self.epsilon = number_at_least(0, "epsilon", epsilon)
+        self.epsilon_root = number_at_least(0, "epsilon_root", epsilon_root)
+        self.epsilon_hat = boolean("epsilon_hat", epsilon_hat)
+
+    def moment_gradients(self, step: Step) -> tuple[Any, Any]:
+        """The gradients that enter the first and the second moment: here `g_t` enters both."""
+        return step.gradient, step.gradient
+
+    def adaptive_rate(self, step: Step) -> tuple[Any, Any]:
+        """The learning rate and the scale of epsilon, with both corrections for bias.
+
+        As in Adam, both sides of `m_hat / (sqrt(v_hat) + epsilon)` are multiplied by
+        `sqrt(1 - beta_2 ** t)`, which leaves the corrections to scalars.
+        """
+        correction = step.bias_correction(self.beta_2) ** 0.5
+        rate = step.learning_rate * (correction / step.bias_correction(self.beta_1))
+        return rate, correction
+
+    def denominator(self, step: Step, second_moment: Any, scale: Any = 1.0) -> Any:
+        """`sqrt(v + scale ** 2 * epsilon_root) + scale * epsilon`, and nowhere 0."""
+        if self.epsilon_root > 0:
+            second_moment = second_moment + scale * scale * self.epsilon_root
+        root = keras.ops.sqrt(second_moment)
+        if self.epsilon > 0:
+            return root + (self.epsilon if self.epsilon_hat else scale * self.epsilon)
+        return keras.ops.where(root > 0, root, precision.largest(step.dtype))
+
+    def adaptive_step(self, step: Step, m: Any, v: Any, factor: Any = None) -> None:
+        """Takes `learning_rate * factor * m_hat / (sqrt(v_hat + epsilon_root) + epsilon)` off."""
+        rate, scale = step.once(self.adaptive_rate)
+        numerator = m if factor is None else factor * m
+        step.descend_quotient(rate, numerator, self.denominator(step, v, scale))
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments with which to make the same optimizer, without its state."""
+        config = super().get_config()
+        config.update(
+            {
+                "beta_1": self.beta_1,
+                "beta_2": self.beta_2,
+                "epsilon": self.epsilon,
+                "epsilon_root": self.epsilon_root,
+                "epsilon_hat": self.epsilon_hat,
+            }
+        )
+        return config
+
+
+class NormCorrection(StepOptimizer):
+    """Base class of optimizers that use `s_t`, the gradient with the norm correction.
+
+    In a subclass `step.corrected_gradient` is `s_t` and `step.gradient` is `g_t`. All optimizers
+    with this base keep one vector of state, the average norms `e_t`. Put it before a plain
+    optimizer in the bases of a class, or use it alone.
+
+    Args:
+        gamma: Float in [0, 1), the decay of the average gradient norm `e_t`. With 0 nothing is
+            ever corrected. Defaults to `0.95`.
+        max_correction: Float, at least 1, an upper bound on `e_t / ||g_t||`, or `None` for none.
+            Defaults to `None`.
+        learning_rate and the others: See the class that comes after this one in the bases.
+
+    Raises:
+        ValueError: If an argument is outside its range.
+    """
+
+    def __init__(
+        self, *args: Any, gamma: float = 0.95, max_correction: float | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self.gamma = decay_rate("gamma", gamma)
+        self.max_correction = correction_bound(max_correction)
+        private.set_untracked(self, "_norm_exclusions", Exclusions())
+        private.set_untracked(self, "_norm_averages", None)
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Creates the state of an optimizer for these variables."""
+        was_built = self.built
+        super().build(variables)
+        if was_built:
+            return
+        self._norm_exclusions.resolve(self, variables)
+        excluded = self._norm_exclusions.positions(variables)
+        private.set_untracked(self, "_norm_averages", NormAverages(self, variables, excluded))
+
+    @property
+    def norm_averages(self) -> list[Any]:
+        """The averages `e_t`, one scalar tensor per trainable variable in the order of `build`.
+
+        `None` stands where a variable is overwritten with its gradient, or excluded.
+        """
+        return self._norm_averages.scalars() if self.built else []
+
+    @property
+    def norm_vector(self) -> Any:
+        """The variable that holds all averages `e_t`, `None` before `build`."""
+        return self._norm_averages.vector if self.built else None
+
+    def norm_ratios(
+        self, gradients: Sequence[Any], variables: Sequence[Any], norms: Any = None
+    ) -> list[Any]:
+        """`||s_t|| / ||g_t||` of each gradient, a scalar tensor; moves the averages `e_t` on.
+
+        `norms` is a vector of the gradients' norms where they are known.
+        """
+        indices = [self._get_variable_index(variable) for variable in variables]
+        return self._norm_averages.correct(
+            gradients, indices, self.gamma, self.max_correction, norms
+        )
+
+    def exclude_from_norm_correction(self, var_list: Any = None, var_names: Any = None) -> None:
+        """Excludes variables from the norm correction: biases, say, or embeddings.
+
+        They are updated as with `gamma=0`. To be called before the optimizer is built. What is
+        excluded is kept in the config, and with it in a saved model: names always, a list of
+        variables once the optimizer is built.
+
+        Args:
+            var_list: List of variables, or `None`.
+            var_names: List of strings. A variable is excluded if one of them is in its name.
+
+        Raises:
+            ValueError: If the optimizer is built already.
+        """
+        exclude_before_build(self, var_list, var_names)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Takes up the state in `store`, see `keras.optimizers.Optimizer`."""
+        super().load_own_variables(from_scalars(store, self._norm_averages, len(self.variables)))
+
+    def get_config(self) -> dict[str, Any]:
+        """The arguments with which to make the same optimizer, without its state."""
+        config = super().get_config()
+        config.update({"gamma": self.gamma, "max_correction": self.max_correction})
+        excluded = self._norm_exclusions.get_config()
+        return {**config, "exclude_from_norm_correction": excluded} if excluded else config
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "NormCorrection":
+        """Makes an optimizer from what `get_config` returned."""
+        config = dict(config)
+        excluded = config.pop("exclude_from_norm_correction", None)
+        optimizer = super().from_config(config, custom_objects)
+        private.set_untracked(optimizer, "_norm_exclusions", Exclusions(excluded))
+        return optimizer
+
+
+class AdaptiveNormCorrection(NormCorrection, AdaptiveOptimizer):
+    """Base class of the four Norm variants: `s_t` enters a moment in the place of `g_t`.
+
+    Put before a plain optimizer with two moments in the bases of a class, it adds the
+    hyperparameters of the correction.
+
+    Args:
+        corrected_moments: `"first"`, `"second"` or `"both"`: the moments that `s_t` enters in the
+            place of `g_t`. Defaults to `"first"`.
+        gamma, max_correction: See `NormCorrection`.
+        learning_rate and the others: See `AdaptiveOptimizer`.
+
+    Raises:
+        ValueError: If an argument is outside its range.
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any = 0.001,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-8,
+        gamma: float = 0.95,
+        corrected_moments: str = "first",
+        max_correction: float | None = None,
+        epsilon_root: float = 0.0,
+        weight_decay: float | None = None,
+        clipnorm: float | None = None,
+        clipvalue: float | None = None,
+        global_clipnorm: float | None = None,
+        use_ema: bool = False,
+        ema_momentum: float = 0.99,
+        ema_overwrite_frequency: int | None = None,
+        loss_scale_factor: float | None = None,
+        gradient_accumulation_steps: int | None = None,
+        name: str | None = None,
+        epsilon_hat: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            learning_rate=learning_rate,
+            beta_1=beta_1,
+            beta_2=beta_2,
+            epsilon=epsilon,
+            gamma=gamma,
+            max_correction=max_correction,
+            epsilon_root=epsilon_root,
+            weight_decay=weight_decay,
+            clipnorm=clipnorm,
+            clipvalue=clipvalue,
+            global_clipnorm=global_clipnorm,
+            use_ema=use_ema,
+            ema_momentum=ema_momentum,
+            ema_overwrite_frequency=ema_overwrite_frequency,
+            loss_scale_factor=loss_scale_factor,
+            gradient_accumulation_steps=gradient_accumulation_steps,
+            name=name,
+            epsilon_hat=epsilon_hat,
+            **kwargs,
+        )
         if corrected_moments not in CORRECTED_MOMENTS:
             allowed = ", ".join(f'"{moments}"' for moments in CORRECTED_MOMENTS)
             raise ValueError(
                 f"Argument `corrected_moments` must be one of {allowed}. "
                 f"Received: corrected_moments={corrected_moments!r}"
             )
-        self.gamma = decay_rate("gamma", gamma)
         self.corrected_moments = corrected_moments
-        self.max_correction = (
-            None
-            if max_correction is None
-            else number_at_least(1, "max_correction", max_correction, "None or ")
-        )
 
-    @property
-    def norm_averages(self):
-        """The averages `e_t`, one scalar variable per trainable variable in the order of `build`.
-
-        `None` stands where a variable is overwritten with its gradient and keeps no state.
-        """
-        return list(self._slots["norm_average"]) if self.built else []
-
-    def moment_gradients(self, step):
+    def moment_gradients(self, step: Step) -> tuple[Any, Any]:
         """The gradients that enter the first and the second moment, `s_t` or `g_t`."""
-        g = step.gradient
-        s, e = correct_norm(
-            g, step.read("norm_average"), self.gamma, self.max_correction, norm=step.norm()
-        )
-        step.write("norm_average", e)
+        g, s = step.gradient, step.corrected_gradient
         return (
             g if self.corrected_moments == "second" else s,
             g if self.corrected_moments == "first" else s,
         )
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         """The arguments with which to make the same optimizer, without its state."""
-        config = super().get_config()
-        config.update(
-            {
-                "gamma": self.gamma,
-                "corrected_moments": self.corrected_moments,
-                "max_correction": self.max_correction,
-            }
+        return {**super().get_config(), "corrected_moments": self.corrected_moments}
+
+
+def exclude_before_build(optimizer, var_list, var_names):
+    """Notes which variables are excluded from the norm correction, unless it is too late."""
+    if optimizer.built:
+        raise ValueError(
+            "`exclude_from_norm_correction()` can only be configured before the optimizer is built."
         )
-        return config
+    optimizer._norm_exclusions.set(var_list, var_names)
+
+
+def refuse_complex(optimizer, variables):
+    """Raises before anything changes if a variable is complex."""
+    for variable in variables:
+        if precision.is_complex(variable.dtype):
+            raise ValueError(
+                f"{type(optimizer).__name__} updates real variables only: its second moment and "
+                "its norm are not defined here for complex ones. Keep the real and the imaginary "
+                "part in two variables. "
+                f"Received: variable '{variable.name}' with dtype={variable.dtype}"
+            )
 
 
 def warn_of_other_variables(optimizer, variables):
@@ -281,7 +541,7 @@ def warn_of_other_variables(optimizer, variables):
     Keras leaves it as it is. Its `apply` will refuse them; its `stateless_apply`, and with it `fit`
     on JAX, can't tell them apart and goes on with the state of the others.
     """
-    known = optimizer._trainable_variables_indices
+    known = private.known_indices(optimizer)
     if any(optimizer._var_key(variable) not in known for variable in variables):
         name = type(optimizer).__name__
         warnings.warn(
@@ -324,6 +584,20 @@ def number_at_least(minimum, argument, value, alternative=""):
             f"Received: {argument}={value!r}"
         )
     return float(value)
+
+
+def correction_bound(value):
+    """The value as a float, if it can bound the correction: `None` or a number of at least 1."""
+    return None if value is None else number_at_least(1, "max_correction", value, "None or ")
+
+
+def boolean(argument, value):
+    """The value, if it is a boolean."""
+    if not isinstance(value, bool):
+        raise ValueError(
+            f"Argument `{argument}` must be True or False. Received: {argument}={value!r}"
+        )
+    return value
 
 
 def _is_number(value):

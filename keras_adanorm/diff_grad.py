@@ -1,9 +1,11 @@
 """diffGrad and diffGradNorm (supplementary algorithms of the paper)."""
 
 import keras
+from keras import ops
 
-from keras_adanorm.base import AdaptiveOptimizer, NormCorrection
+from keras_adanorm.base import AdaptiveNormCorrection, AdaptiveOptimizer
 from keras_adanorm.documentation import documented
+from keras_adanorm.engine.step import Step
 
 
 @keras.saving.register_keras_serializable(package="keras_adanorm")
@@ -49,23 +51,23 @@ class DiffGrad(AdaptiveOptimizer):
     """
 
     slots = ("momentum", "velocity", "previous_gradient")
+    elementwise = True
 
-    def update_step(self, gradient, variable, learning_rate):
-        """Updates a variable and its state."""
-        step = self.begin_step(gradient, variable, learning_rate)
+    def algorithm(self, step: Step) -> None:
+        """One step of one variable."""
         g = step.gradient
         # The friction xi_t: 1/2 where the gradient stands still, near 1 where it changes much.
-        friction = step.ops.sigmoid(step.ops.abs(g - step.read("previous_gradient")))
+        friction = ops.sigmoid(ops.abs(g - step.read("previous_gradient")))
         step.write("previous_gradient", g)
         s_m, s_v = self.moment_gradients(step)
         m = step.average("momentum", s_m, self.beta_1)
-        v = step.average("velocity", step.square(s_v), self.beta_2)
-        step.descend(friction * self.adaptive_step(step, m, v))
+        v = step.average_of_square("velocity", s_v, self.beta_2)
+        self.adaptive_step(step, m, v, factor=friction)
 
 
 @keras.saving.register_keras_serializable(package="keras_adanorm")
 @documented(plain="`DiffGrad` bit for bit")
-class DiffGradNorm(NormCorrection, DiffGrad):
+class DiffGradNorm(AdaptiveNormCorrection, DiffGrad):
     """diffGrad whose first moment averages the norm-corrected gradient.
 
     The friction and the second moment see the gradient `g_t`, the first moment sees `s_t`:

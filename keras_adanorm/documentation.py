@@ -43,16 +43,20 @@ _RAISES = """ValueError: If an argument is outside its range. The message names 
             value and what is allowed."""
 
 
-def documented(plain=None, moments="the second moment averages `s_t ** 2` where it is corrected"):
+def documented(
+    plain=None,
+    moments="the second moment averages `s_t ** 2` where it is corrected",
+    bias=", which is corrected for bias,",
+):
     """A class decorator that fills `{{arguments}}` and `{{raises}}` in a docstring.
 
     Args:
         plain: String, what a Norm variant equals with `gamma=0`; `None` for a plain optimizer.
         moments: String, what `corrected_moments` means for the second moment.
+        bias: String, what is said of the second moment to which epsilon is added.
     """
 
     def fill(cls):
-        bias = "" if "Radam" in cls.__name__ else ", which is corrected for bias,"
         parts = [_LEARNING_RATE_AND_BETAS.format(bias=bias)]
         if plain is not None:
             parts.append(_CORRECTION.format(plain=plain, moments=moments))

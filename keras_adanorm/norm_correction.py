@@ -4,15 +4,23 @@ Source: Dubey, Singh and Chaudhuri, "AdaNorm: Adaptive Gradient Norm Correction 
 CNNs", WACV 2023, equations 2 to 4.
 """
 
-import math
+from typing import Any
 
+import keras
+import numpy as np
 from keras import ops
 
-from keras_adanorm import precision
-from keras_adanorm.l2_norm import l2_norm
+from keras_adanorm.engine import precision
+from keras_adanorm.engine.norms import l2_norm
 
 
-def correct_norm(gradient, average, gamma=0.95, max_correction=None, norm=None):
+def correct_norm(
+    gradient: Any,
+    average: Any,
+    gamma: float = 0.95,
+    max_correction: float | None = None,
+    norm: Any = None,
+) -> tuple[Any, Any]:
     """Scales a gradient up to the moving average of its norm where it is smaller.
 
     ```
@@ -23,7 +31,8 @@ def correct_norm(gradient, average, gamma=0.95, max_correction=None, norm=None):
     The norm is the L2 norm over all elements (equation 2), taken so that it neither overflows nor
     underflows. Three cases that the paper leaves open:
 
-    - `||g_t|| = 0`: there is no direction to scale, so `s_t = g_t = 0`, and `e_t` decays.
+    - `||g_t|| = 0`: there is no direction to scale, so `s_t = g_t = 0`, and `e_t` decays. A norm
+      below the smallest normal number of the dtype counts as 0.
     - A norm that is not finite (an Inf or NaN in the gradient): `e_t = e_{t-1}` and `s_t = g_t`.
     - `e_t / ||g_t||` beyond the largest number of the dtype: the ratio is held at that number.
 
@@ -51,20 +60,38 @@ def correct_norm(gradient, average, gamma=0.95, max_correction=None, norm=None):
     >>> float(e), np.asarray(s).tolist()
     (15.0, [9.0, 12.0])
     """
-    if not hasattr(gradient, "l2_norms"):  # one tensor, not a list of them
-        gradient = precision.to_compute_dtype(gradient)
+    gradient = precision.to_compute_dtype(gradient)
     norm = l2_norm(gradient) if norm is None else norm
     ratio, average = norm_ratio(norm, average, gamma, max_correction)
     return (gradient if ratio is None else gradient * ratio), average
 
 
-def norm_ratio(norm, average, gamma, max_correction=None):
-    """The scalars of `correct_norm`: `||s_t|| / ||g_t||`, `None` if it is always 1, and `e_t`."""
+def norm_ratio(
+    norm: Any, average: Any, gamma: float, max_correction: float | None = None
+) -> tuple[Any, Any]:
+    """What `correct_norm` does with the norm, for one norm or elementwise for a vector of them.
+
+    Args:
+        norm: Tensor: `||g_t||`.
+        average: Tensor of the shape of `norm`: `e_{t-1}`.
+        gamma: Float in [0, 1).
+        max_correction: Float, at least 1, or `None`.
+
+    Returns:
+        A tuple `(ratio, e_t)`: `||s_t|| / ||g_t||`, or `None` if it is always 1, and the average.
+    """
+    limits = np.finfo(keras.backend.standardize_dtype(norm.dtype))
     finite = ops.isfinite(norm)
+    # No operation below makes an Inf or NaN from finite numbers, in no branch: people look for them
+    # with the numeric debuggers of TensorFlow and JAX.
+    norm = ops.where(finite, norm, ops.zeros_like(norm))
     average = ops.where(finite, gamma * average + (1 - gamma) * norm, average)
     if gamma == 0:  # e_t is the norm itself: the gradient passes, to the last bit
         return None, average
-    bound = precision.largest(norm.dtype) if max_correction is None else max_correction
-    divisor = ops.where(ops.logical_and(finite, norm > 0), norm, math.inf)
-    ratio = precision.minimum(average / divisor, bound)
-    return ops.where(ratio > 1, ratio, ops.ones_like(ratio)), average
+    bound = float(limits.max) if max_correction is None else max_correction
+    one = ops.ones_like(norm)
+    beyond = average / bound > norm
+    divisor = ops.where(ops.logical_or(norm < float(limits.tiny), beyond), one, norm)
+    ratio = ops.where(beyond, bound * one, average / divisor)
+    corrects = ops.logical_and(norm >= float(limits.tiny), average > norm)
+    return ops.where(corrects, ratio, one), average

@@ -1,17 +1,19 @@
 """Radam and RadamNorm (supplementary algorithms of the paper)."""
 
 import math
+from typing import Any
 
 import keras
 from keras import ops
 
-from keras_adanorm import precision
-from keras_adanorm.base import AdaptiveOptimizer, NormCorrection
+from keras_adanorm.base import AdaptiveNormCorrection, AdaptiveOptimizer
 from keras_adanorm.documentation import documented
+from keras_adanorm.engine import precision
+from keras_adanorm.engine.step import Step
 
 
 @keras.saving.register_keras_serializable(package="keras_adanorm")
-@documented()
+@documented(bias="")
 class Radam(AdaptiveOptimizer):
     """Adam that takes no adaptive step until its variance can be trusted.
 
@@ -58,35 +60,36 @@ class Radam(AdaptiveOptimizer):
         Dubey, Singh and Chaudhuri, "AdaNorm", WACV 2023, supplementary, Radam algorithm.
     """
 
-    def update_step(self, gradient, variable, learning_rate):
-        """Updates a variable and its state."""
-        step = self.begin_step(gradient, variable, learning_rate)
+    elementwise = True
+
+    def algorithm(self, step: Step) -> None:
+        """One step of one variable."""
         s_m, s_v = self.moment_gradients(step)
         m = step.average("momentum", s_m, self.beta_1)
-        v = step.average("velocity", step.square(s_v), self.beta_2)
-        alpha = step.learning_rate / step.bias_correction(self.beta_1)
-        adaptive, rectification = self._rectification(step)
-        # With `adaptive` 1 or 0: alpha * rho * m / (sqrt(v) + epsilon), or alpha * m.
+        v = step.average_of_square("velocity", s_v, self.beta_2)
+        rate, adaptive = step.once(self.rectified_rate)
+        # With `adaptive` 1 or 0: rate * m / (sqrt(v) + epsilon), or rate * m.
         denominator = adaptive * self.denominator(step, v) + (1 - adaptive)
-        step.descend(alpha * rectification * m / denominator)
+        step.descend_quotient(rate, m, denominator)
 
-    def _rectification(self, step):
-        """Whether the variance is tractable, 1 or 0, and the factor `rho` that rectifies it."""
+    def rectified_rate(self, step: Step) -> tuple[Any, Any]:
+        """The factor of `m`, and whether the variance is tractable, 1 or 0."""
+        rate = step.learning_rate / step.bias_correction(self.beta_1)
         rho_infinity = 2 / (1 - self.beta_2) - 1
         if rho_infinity < THRESHOLD:  # rho_t stays below rho_infinity
-            return 0.0, 1.0
+            return rate, 0.0
         rho_t = simple_average_length(step.t, self.beta_2)
         adaptive = ops.cast(rho_t >= THRESHOLD, rho_t.dtype)
         rho_t = precision.maximum(rho_t, THRESHOLD)  # keeps the root of the other case real
         rho_u = (rho_t - 4) * (rho_t - 2) * rho_infinity
         rho_d = (rho_infinity - 4) * (rho_infinity - 2) * rho_t
-        rho = ops.sqrt(step.bias_correction(self.beta_2) * rho_u / rho_d)
-        return adaptive, adaptive * rho + (1 - adaptive)
+        r = ops.sqrt(step.bias_correction(self.beta_2) * rho_u / rho_d)
+        return rate * (adaptive * r + (1 - adaptive)), adaptive
 
 
 @keras.saving.register_keras_serializable(package="keras_adanorm")
-@documented(plain="`Radam` bit for bit")
-class RadamNorm(NormCorrection, Radam):
+@documented(plain="`Radam` bit for bit", bias="")
+class RadamNorm(AdaptiveNormCorrection, Radam):
     """Radam whose first moment averages the norm-corrected gradient.
 
     The second moment sees the gradient `g_t`, the first moment sees `s_t`:

@@ -1,19 +1,24 @@
-"""AdaNorm: the norm correction round any Keras optimizer."""
+"""AdaNorm: the norm correction around any Keras optimizer."""
+
+from collections.abc import Sequence
+from typing import Any
 
 import keras
 from keras import ops
 
-from keras_adanorm import acceleration, precision
 from keras_adanorm.base import (
-    AdaptiveOptimizer,
     NormCorrection,
+    StepOptimizer,
+    correction_bound,
     decay_rate,
-    number_at_least,
+    exclude_before_build,
+    refuse_complex,
     skips_state,
     warn_of_other_variables,
 )
-from keras_adanorm.l2_norm import l2_norm
-from keras_adanorm.norm_correction import norm_ratio
+from keras_adanorm.engine import precision, private, ways
+from keras_adanorm.engine.averages import NormAverages, from_scalars
+from keras_adanorm.engine.exclusions import Exclusions
 
 # Where Keras itself leads the gradients from `apply` to the update in which they are corrected.
 _WAY_TO_THE_UPDATE = ("apply", "stateless_apply", "_backend_apply_gradients")
@@ -119,83 +124,97 @@ class AdaNorm(keras.optimizers.Optimizer):
         # of both is neither used nor saved.
         super().__init__(learning_rate=lambda: optimizer.learning_rate, name=name)
         self.gamma = decay_rate("gamma", gamma)
-        self.max_correction = (
-            None
-            if max_correction is None
-            else number_at_least(1, "max_correction", max_correction, "None or ")
-        )
-        self._norm_averages = []
+        self.max_correction = correction_bound(max_correction)
+        private.set_untracked(self, "_norm_averages", None)
+        private.set_untracked(self, "_norm_exclusions", Exclusions())
         self.inner_optimizer = optimizer
         self._correct_its_gradients()
+        self._save_it_once()
         if optimizer.built:
             self.build(optimizer._trainable_variables)
 
-    def build(self, variables):
+    def build(self, variables: Sequence[Any]) -> None:
         """Creates the state of both optimizers for these variables."""
         if self.built:
             warn_of_other_variables(self, variables)
             return
+        refuse_complex(self, variables)
         inner = self.inner_optimizer
         inner.build(variables)
         inner._check_variables_are_known(variables)
-        self._norm_averages = [
-            self._add_norm_average(variable, index)
-            for index, variable in enumerate(inner._trainable_variables)
-        ]
+        variables = inner._trainable_variables
+        self._norm_exclusions.resolve(inner, variables)
+        excluded = self._norm_exclusions.positions(variables)
+        averages = NormAverages(self, variables, excluded, where=inner)
+        private.set_untracked(self, "_norm_averages", averages)
         self.built = True
-
-    def _add_norm_average(self, variable, index):
-        if self._overwrite_variable_with_gradient(variable):
-            return None
-        with acceleration.device_of(self.inner_optimizer, variable):
-            return self.add_variable(
-                shape=(),
-                initializer="zeros",
-                dtype=precision.compute_dtype(variable.dtype),
-                name=f"norm_average_{index}",
-            )
 
     def _correct_its_gradients(self):
         """Puts the correction right before the inner optimizer's update, after the all-reduce.
 
         Under a `tf.distribute` strategy the gradients are summed inside of `_backend_update_step`,
-        and in `update_step` they are complete. Everywhere else they are when the former is called,
-        behind which some optimizers have a faster way than `update_step`.
+        and in `_distributed_tf_update_step` they are complete. Everywhere else they are when the
+        former is called.
         """
         inner = self.inner_optimizer
-        update_all, update_one = inner._backend_update_step, inner.update_step
+        update_all = inner._backend_update_step
 
         def update_all_corrected(grads, trainable_variables, learning_rate):
-            if not acceleration.is_distributed(inner):
-                pairs = zip(grads, trainable_variables, strict=True)
-                grads = [self._correct(gradient, variable) for gradient, variable in pairs]
+            if not ways.is_distributed(inner):
+                with ways.without_gradients():
+                    grads = self.corrected(grads, trainable_variables)
             update_all(grads, trainable_variables, learning_rate)
 
-        def update_one_corrected(gradient, variable, learning_rate):
-            if acceleration.is_distributed(inner):
-                gradient = self._correct(gradient, variable)
-            update_one(gradient, variable, learning_rate)
+        private.set_untracked(inner, "_backend_update_step", update_all_corrected)
+        if keras.backend.backend() != "tensorflow":
+            return
+        update_under_strategy = inner._distributed_tf_update_step
 
-        acceleration.set_untracked(inner, "_backend_update_step", update_all_corrected)
-        acceleration.set_untracked(inner, "update_step", update_one_corrected)
+        def update_corrected_under_strategy(distribution, grads_and_vars, learning_rate):
+            if ways.is_distributed(inner):
+                from keras_adanorm.engine.distributed import corrected_under_strategy
 
-    def _correct(self, gradient, variable):
-        """`s_t`, in the dtype and the storage of `g_t`; moves `e_t` on."""
+                grads_and_vars = corrected_under_strategy(self, distribution, grads_and_vars)
+            update_under_strategy(distribution, grads_and_vars, learning_rate)
+
+        private.set_untracked(inner, "_distributed_tf_update_step", update_corrected_under_strategy)
+
+    def _save_it_once(self):
+        """Keeps the inner optimizer's state out of a file in which it is among the wrapper's.
+
+        Keras saves every optimizer that it finds by `dir`.
+        """
         inner = self.inner_optimizer
-        state = self._norm_averages[inner._get_variable_index(variable)]
-        dtype = precision.compute_dtype(variable.dtype)
-        norm = l2_norm(ops.cast(precision.dense(gradient), dtype))
-        before = precision.as_tensor(state)
-        ratio, average = norm_ratio(norm, before, self.gamma, self.max_correction)
+        load = inner.load_own_variables
+
+        def load_if_any(store):
+            if len(store.keys()):
+                load(store)
+
+        private.set_untracked(inner, "save_own_variables", lambda store: None)
+        private.set_untracked(inner, "load_own_variables", load_if_any)
+
+    def corrected(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """`s_t` of each gradient, in the dtype and the storage of `g_t`; moves `e_t` on."""
+        ratios = self.norm_ratios(gradients, variables)
+        return [
+            gradient if ratio is None else _scale(gradient, variable, ratio)
+            for gradient, variable, ratio in zip(gradients, variables, ratios, strict=True)
+        ]
+
+    def norm_ratios(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """`||s_t|| / ||g_t||` of each gradient, a scalar tensor; moves the averages `e_t` on."""
+        inner = self.inner_optimizer
         steps = inner.gradient_accumulation_steps
-        if steps:  # on JAX the update runs in every step, and is undone if it was not due
-            average = ops.where((inner._iterations + 1) % steps == 0, average, before)
-        self.assign(state, average)
-        if ratio is None:
-            return gradient
-        if keras.backend.standardize_dtype(gradient.dtype) == "float16":
-            ratio = _within_float16(ratio, gradient)
-        return _scale(gradient, ratio, dtype)
+        # On JAX the update runs in every step, and is undone if it was not due.
+        keep_if = (inner._iterations + 1) % steps != 0 if steps else None
+        return self._norm_averages.correct(
+            [ways.in_compute_dtype(g, v) for g, v in zip(gradients, variables, strict=True)],
+            [inner._get_variable_index(variable) for variable in variables],
+            self.gamma,
+            self.max_correction,
+            keep_if=keep_if,
+        )
 
     def apply(self, grads, trainable_variables=None):
         """Updates the variables from their gradients, see `keras.optimizers.Optimizer.apply`."""
@@ -208,16 +227,21 @@ class AdaNorm(keras.optimizers.Optimizer):
     @property
     def variables(self):
         """The inner optimizer's variables, then the averages `e_t`."""
-        averages = [average for average in self._norm_averages if average is not None]
+        averages = [] if self._norm_averages is None else [self._norm_averages.vector]
         return self.inner_optimizer.variables + averages
 
     @property
     def norm_averages(self):
-        """The averages `e_t`, one scalar variable per trainable variable in the order of `build`.
+        """The averages `e_t`, one scalar tensor per trainable variable in the order of `build`.
 
-        `None` stands where a variable is overwritten with its gradient and keeps no state.
+        `None` stands where a variable is overwritten with its gradient, or excluded.
         """
-        return list(self._norm_averages)
+        return [] if self._norm_averages is None else self._norm_averages.scalars()
+
+    @property
+    def norm_vector(self) -> Any:
+        """The variable that holds all averages `e_t`, `None` before `build`."""
+        return None if self._norm_averages is None else self._norm_averages.vector
 
     @property
     def iterations(self):
@@ -243,32 +267,38 @@ class AdaNorm(keras.optimizers.Optimizer):
         for variable, weight in zip(self.variables[count:], weights[count:], strict=True):
             variable.assign(weight)
 
-    def load_own_variables(self, store):
+    def exclude_from_norm_correction(self, var_list: Any = None, var_names: Any = None) -> None:
+        """Excludes variables from the norm correction, see `NormCorrection`."""
+        exclude_before_build(self, var_list, var_names)
+
+    def load_own_variables(self, store: Any) -> None:
         """Takes up the state in `store`, see `keras.optimizers.Optimizer`."""
+        store = from_scalars(store, self._norm_averages, len(self.variables))
         if not skips_state(self, store):
             super().load_own_variables(store)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         """The arguments with which to make the same optimizer, without its state."""
-        return {
+        config = {
             "name": self.name,
             "optimizer": keras.saving.serialize_keras_object(self.inner_optimizer),
             "gamma": self.gamma,
             "max_correction": self.max_correction,
         }
+        excluded = self._norm_exclusions.get_config()
+        return {**config, "exclude_from_norm_correction": excluded} if excluded else config
 
     @classmethod
-    def from_config(cls, config, custom_objects=None):
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "AdaNorm":
         """Makes an optimizer from what `get_config` returned."""
-        optimizer = keras.saving.deserialize_keras_object(
+        config = dict(config)
+        excluded = config.pop("exclude_from_norm_correction", None)
+        config["optimizer"] = keras.saving.deserialize_keras_object(
             config["optimizer"], custom_objects=custom_objects
         )
-        return cls(**{**config, "optimizer": optimizer})
-
-    def __dir__(self):
-        # Keras saves the state of all optimizers that it finds here, beside that of `variables`:
-        # without this the inner optimizer's would be in a file twice.
-        return [name for name in super().__dir__() if name != "inner_optimizer"]
+        optimizer = cls(**config)
+        private.set_untracked(optimizer, "_norm_exclusions", Exclusions(excluded))
+        return optimizer
 
 
 def _wrappable(optimizer):
@@ -294,7 +324,7 @@ def _wrappable(optimizer):
     for method in _WAY_TO_THE_UPDATE:
         if getattr(type(optimizer), method) not in (
             getattr(keras.optimizers.Optimizer, method),
-            getattr(AdaptiveOptimizer, method),
+            getattr(StepOptimizer, method),
         ):
             raise ValueError(
                 f"Argument `optimizer` must be of a class that leaves `{method}` to Keras: one "
@@ -312,20 +342,26 @@ def _wrappable(optimizer):
 def _within_float16(ratio, gradient):
     """The ratio, held where the largest element of a finite gradient would leave float16."""
     peak = ops.max(ops.abs(ops.cast(precision.dense(gradient), "float32")), initial=0.0)
-    fits = ops.logical_or(peak * ratio <= _LARGEST_FLOAT16, ops.logical_not(ops.isfinite(peak)))
-    return ops.where(fits, ratio, _LARGEST_FLOAT16 / ops.where(fits, ops.ones_like(peak), peak))
+    finite = ops.isfinite(peak)
+    most = _LARGEST_FLOAT16 / ops.where(ops.logical_and(finite, peak > 0), peak, ops.ones_like(peak))
+    most = ops.where(ops.logical_and(finite, peak > 1e-30), most, ratio)
+    return ops.where(ratio > most, most, ratio)
 
 
-def _scale(gradient, ratio, dtype):
-    """The product in the storage of the gradient and, computed in `dtype`, in its dtype."""
+def _scale(gradient, variable, ratio):
+    """The product in the storage of the gradient and, computed at least in float32, its dtype."""
+    if keras.backend.standardize_dtype(gradient.dtype) == "float16":
+        ratio = _within_float16(ratio, gradient)
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
 
         if isinstance(gradient, tf.IndexedSlices):
-            values = _scale(gradient.values, ratio, dtype)
+            values = _scale(gradient.values, variable, ratio)
             return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-    gradient = precision.dense(gradient)
-    return ops.cast(ops.cast(gradient, dtype) * ratio, gradient.dtype)
+    gradient = precision.as_tensor(precision.dense(gradient))
+    dtype = precision.compute_dtype(variable.dtype)
+    product = precision.to_dtype(gradient, dtype) * ratio
+    return precision.to_dtype(product, keras.backend.standardize_dtype(gradient.dtype))
 
 
 def _of_the_inner(name):

@@ -177,9 +177,9 @@ class Run:
         return {kind: getattr(self, kind) for kind in kinds}
 
     def _slot(self, kind):
-        # State is laid out kind by kind, the scalar averages last.
+        # State is laid out kind by kind, the vector of the averages last.
         slots, n = self.optimizer.slots, len(self.variables)
-        end = len(self.optimizer.variables) - len(self.e)
+        end = len(self.optimizer.variables) - bool(self.e)
         start = end - n * len(slots)
         if kind not in slots:
             return {}

@@ -1,5 +1,7 @@
 """The dtypes of the arithmetic: at least float32, whatever the dtype of a variable."""
 
+import numbers
+
 import keras
 import numpy as np
 from keras import ops
@@ -22,10 +24,20 @@ def as_tensor(value):
     return ops.convert_to_tensor(value)
 
 
+def to_dtype(value, dtype):
+    """The value as a tensor of a dtype; unchanged where it is one."""
+    if isinstance(value, numbers.Real):  # `ops.cast` takes it through float32
+        return ops.convert_to_tensor(float(value), dtype)
+    tensor = as_tensor(value)
+    if keras.backend.standardize_dtype(tensor.dtype) == dtype:
+        return tensor
+    return ops.cast(tensor, dtype)
+
+
 def to_compute_dtype(tensor):
     """The tensor (a variable, an array) as a dense tensor in its compute dtype."""
     tensor = as_tensor(dense(tensor))
-    return ops.cast(tensor, compute_dtype(tensor.dtype))
+    return to_dtype(tensor, compute_dtype(tensor.dtype))
 
 
 def dense(tensor):
@@ -48,6 +60,11 @@ def dense(tensor):
     return tensor
 
 
+def is_complex(dtype):
+    """Whether a dtype, of any library, is one of complex numbers."""
+    return "complex" in str(getattr(dtype, "name", dtype))
+
+
 def largest(dtype):
     """The largest finite number of a compute dtype, as a Python float."""
     return float(np.finfo(keras.backend.standardize_dtype(dtype)).max)
@@ -64,3 +81,14 @@ def minimum(tensor, number):
 def maximum(tensor, number):
     """The elementwise maximum with a Python number, in the tensor's own dtype; NaN stays NaN."""
     return ops.where(tensor < number, ops.convert_to_tensor(number, tensor.dtype), tensor)
+
+
+def clip(tensor, number):
+    """The tensor held between `-number` and `number`; NaN stays NaN."""
+    if keras.backend.backend() == "torch":
+        return tensor.clamp(-number, number)
+    if keras.backend.backend() == "jax":
+        import jax.numpy as jnp
+
+        return jnp.clip(tensor, -number, number)
+    return ops.clip(tensor, -number, number)

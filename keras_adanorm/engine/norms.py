@@ -1,0 +1,212 @@
+"""The L2 norms of gradients, free of overflow and underflow. How a norm is taken is all in here."""
+
+import functools
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_adanorm.engine import precision, private
+from keras_adanorm.engine.execution import has_accelerator, is_compiled_by_xla
+
+# XLA on a CPU adds up a vector with more elements than this by another, slower way.
+_SHORT = 32
+# A norm that is not below this part of the largest number is held there: what is scaled up to it
+# must not overflow by a rounding.
+_HELD = 1 - 2.0**-21
+# In a graph of TensorFlow a pass over fewer elements than these costs less than to ask whether it
+# is needed.
+SMALL = 2**14
+
+
+def l2_norm(tensor):
+    """The L2 norm of a tensor of any rank, `sqrt(sum(x ** 2))`, over all its elements.
+
+    A finite tensor gives a finite norm, held at the dtype's largest number if it lies beyond, and
+    a norm of 0 only if all elements are 0 (or subnormal, which most hardware takes for 0).
+
+    Args:
+        tensor: Floating point tensor of any shape.
+
+    Returns:
+        A scalar tensor, float64 for a float64 tensor, else float32.
+    """
+    tensor = precision.to_compute_dtype(tensor)
+    return l2_norms([tensor], keras.backend.standardize_dtype(tensor.dtype))[0]
+
+
+def l2_norms(tensors, dtype):
+    """The L2 norm of each tensor, a vector.
+
+    Args:
+        tensors: Non-empty list of float32 and float64 tensors.
+        dtype: The dtype of the result, "float32" or "float64".
+    """
+    backend = keras.backend.backend()
+    if backend == "tensorflow" and not is_compiled_by_xla():
+        return _tensorflow_norms(tensors, dtype)
+    if backend == "torch":
+        from keras_adanorm.engine.torch_norms import torch_norms
+
+        return torch_norms(tensors, dtype)
+    return ops.stack([ops.cast(_norm_under_xla(tensor), dtype) for tensor in tensors])
+
+
+def _hold(norm, dtype):
+    """The norm, a finite one held below the largest number of a dtype."""
+    held = ops.where(norm > precision.largest(dtype) * _HELD, precision.largest(dtype) * _HELD, norm)
+    return ops.where(ops.isfinite(norm), held, norm)
+
+
+# ---------------------------------------------------------------- TensorFlow, without a compiler
+
+
+def _tensorflow_norms(tensors, dtype):
+    """One kernel for each tensor; those whose squares leave their dtype's range are taken again."""
+    import tensorflow as tf
+
+    dtypes = [tensor.dtype.name for tensor in tensors]
+    if private.watches_numbers():  # the first try may overflow, and the debugger would stop there
+        norms = [_wide_norm(tensor) for tensor in tensors]
+    elif tf.executing_eagerly():
+        halves = [tf.raw_ops.L2Loss(t=tensor) for tensor in tensors]
+        values = np.array([float(half) for half in halves])
+        norms = np.sqrt(2 * values)
+        for i in np.flatnonzero(~_is_safe(values, dtypes)):
+            norms[i] = _wide_norm(tensors[i])
+    else:
+        norms = _norms_in_graph(tensors)
+    norms = tf.convert_to_tensor(norms, tf.float64)
+    if "float32" in dtypes:
+        limits = [precision.largest(name) * _HELD for name in dtypes]
+        norms = tf.where(tf.math.is_finite(norms), tf.minimum(norms, limits), norms)
+    return tf.cast(norms, dtype)
+
+
+def _is_safe(half_squared_norm, dtypes):
+    limits = [np.finfo(name) for name in dtypes]
+    lower = np.array([limit.tiny / np.float64(limit.eps) ** 2 for limit in limits])
+    upper = np.array([float(limit.max) / 2 for limit in limits])
+    return (half_squared_norm >= lower) & (half_squared_norm <= upper)
+
+
+def _norms_in_graph(tensors):
+    """Of small tensors by way of float64 in any case: that is fewer operations than to ask first."""
+    import tensorflow as tf
+
+    norms = []
+    for tensor in tensors:
+        if tensor.dtype == tf.float32 and is_small(tensor):
+            half = tf.raw_ops.L2Loss(t=tf.cast(tensor, tf.float64))
+            norms.append(tf.sqrt(half + half))
+        else:
+            norms.append(_checked_norm(tensor.dtype)(tensor))
+    return tf.stack(norms)
+
+
+@functools.cache
+def _checked_norm(dtype):
+    """A function that all graphs share. It reads its argument and nothing else."""
+    import tensorflow as tf
+
+    def norm(tensor):
+        half = tf.cast(tf.raw_ops.L2Loss(t=tensor), tf.float64)
+        is_safe = tf.reduce_all(_is_safe(half[tf.newaxis], [dtype.name]))
+        return tf.cond(
+            is_safe,
+            lambda: tf.sqrt(half + half),
+            lambda: tf.cast(_wide_norm(tensor), tf.float64),
+        )
+
+    return shared_function(norm, [tf.TensorSpec(None, dtype)])
+
+
+def shared_function(function, signature):
+    """A `tf.function` that is traced once, and called by each graph without being copied into it."""
+    import tensorflow as tf
+
+    return tf.function(
+        function,
+        input_signature=signature,
+        autograph=False,
+        experimental_attributes={"_noinline": True},
+    )
+
+
+def is_small(tensor):
+    """Whether a tensor is known to be so small that a pass over it costs less than a question."""
+    size = tensor.shape.num_elements()
+    return size is not None and size < SMALL
+
+
+def _wide_norm(tensor):
+    """The norm of a TensorFlow tensor as float64, where its squares may leave its dtype's range."""
+    import tensorflow as tf
+
+    if tensor.dtype == tf.float32:
+        return tf.sqrt(tf.reduce_sum(tf.square(tf.cast(tensor, tf.float64))))
+    return _scaled_norm(tf.reshape(tensor, [-1]))
+
+
+# ---------------------------------------------------------------- XLA, under JAX and TensorFlow
+
+
+def _norm_under_xla(tensor):
+    flat = ops.reshape(tensor, (-1,))
+    dtype = keras.backend.standardize_dtype(tensor.dtype)
+    if dtype == "float32" and keras.backend.backend() == "tensorflow":
+        return _hold_wide(ops.sqrt(_sum_of_squares_in_float64(flat)))
+    if keras.backend.backend() != "jax" or has_accelerator():
+        return _scaled_norm(flat)
+    squared_norm = ops.sum(flat * flat)
+    limits = np.finfo(dtype)
+    safe = ops.logical_and(
+        squared_norm >= float(limits.tiny / limits.eps**2), squared_norm <= float(limits.max)
+    )
+    return _jax_cond(safe, lambda: ops.sqrt(squared_norm), lambda: _scaled_norm(flat))
+
+
+def _jax_cond(predicate, if_true, if_false):
+    import jax
+
+    if not isinstance(predicate, jax.core.Tracer):  # else compiled anew at every call
+        return if_true() if predicate else if_false()
+    return jax.lax.cond(predicate, if_true, if_false)
+
+
+def _sum_of_squares_in_float64(flat):
+    squares = ops.square(ops.cast(flat, "float64"))
+    return ops.sum(squares) if has_accelerator() else _sum_in_blocks(squares)
+
+
+def _hold_wide(norm):
+    return ops.cast(_hold(norm, "float32"), "float32")
+
+
+def _scaled_norm(flat):
+    """The norm by way of the largest element: exact in range, but twice through memory."""
+    largest = precision.largest(flat.dtype)
+    peak = ops.max(ops.abs(flat), initial=0.0)
+    # The reciprocal of a number near the largest is subnormal, which a compiler may take for 0.
+    scale = precision.minimum(peak, largest / 64)
+    scaled = flat / ops.where(scale > 0, scale, ops.ones_like(scale))
+    root = ops.sqrt(ops.sum(scaled * scaled))
+    # `scale * root`, held at the largest number without an overflow on the way.
+    limit = largest * _HELD / precision.maximum(scale, 1.0)
+    norm = scale * ops.where(root > limit, limit, root)
+    # An Inf or NaN in the tensor stays one in the norm; XLA's maximum may have lost the NaN.
+    return ops.where(ops.isfinite(peak), norm, peak)
+
+
+def _sum_in_blocks(squares):
+    """The sum of a vector of numbers not below 0, for XLA on a CPU: of blocks, of blocks of those.
+
+    More levels than two, and XLA would make one loop of it all, on one core.
+    """
+    for longest in (16, 8):
+        size = squares.shape[0]
+        if size is not None and size > _SHORT:
+            block = max(n for n in range(1, longest + 1) if size % n == 0)
+            # Without `abs`, which changes nothing, XLA joins this sum with the next.
+            squares = ops.abs(ops.sum(ops.reshape(squares, (-1, block)), axis=1))
+    return ops.sum(squares)

@@ -1,0 +1,108 @@
+"""Every name that Keras, TensorFlow and JAX don't promise to keep, each with what it is used for.
+
+`tests/test_private_names.py` names the one that is gone when a release has dropped it.
+"""
+
+import contextlib
+import functools
+
+import keras
+
+# Attributes of `keras.optimizers.Optimizer` that this package reads, calls or overrides.
+OPTIMIZER_NAMES = {
+    "_backend_update_step": "overridden: where the gradients are complete, before any update",
+    "_get_variable_index": "the position of a variable in the order of `build`",
+    "_var_key": "tells whether a variable is known to a built optimizer",
+    "_track_variable": "adds the state of a random generator to the optimizer's variables",
+}
+# The same of an optimizer that is built, or has been made.
+INSTANCE_NAMES = {
+    "_iterations": "the wrapper's count of steps is that of its inner optimizer",
+    "_learning_rate": "the same for the learning rate",
+    "_trainable_variables": "the variables in the order of `build`",
+    "_trainable_variables_indices": "their positions",
+}
+# Only on TensorFlow.
+TENSORFLOW_OPTIMIZER_NAMES = {
+    "_distribution_strategy": "the strategy under which the optimizer was made",
+    "_distributed_tf_update_step": "overridden: where gradients are summed over the devices",
+}
+
+
+def set_untracked(optimizer, name, value):
+    """Sets an attribute that the tracking of Keras and TensorFlow is not to wrap or save."""
+    object.__setattr__(optimizer, name, value)
+
+
+def is_overwritten_with_gradient(variable):
+    """Whether Keras gives a variable its gradient as its value (float8 training)."""
+    return getattr(variable, "overwrite_with_gradient", False)
+
+
+def layout_of(variable):
+    """How a weight is laid out over the devices of JAX, `None` where it is not."""
+    return getattr(variable, "_layout", None)
+
+
+def supports_layout():
+    """Whether `add_variable` of this Keras takes a layout (from Keras 3.9 on)."""
+    return _takes(keras.optimizers.Optimizer.add_variable, "layout")
+
+
+@functools.cache
+def _takes(function, argument):
+    import inspect
+
+    return argument in inspect.signature(function).parameters
+
+
+def known_indices(optimizer):
+    """The positions of the variables for which an optimizer was built, by key."""
+    return optimizer._trainable_variables_indices
+
+
+def strategy_of(optimizer):
+    """The `tf.distribute` strategy under which an optimizer was made, or `None`."""
+    return getattr(optimizer, "_distribution_strategy", None)
+
+
+def watches_numbers():
+    """Whether one of TensorFlow's numeric debuggers looks at the result of each operation."""
+    try:
+        from tensorflow.python.framework import op_callbacks
+    except ImportError:
+        return False
+    return bool(op_callbacks.should_invoke_op_callbacks())
+
+
+def is_compiled_by_xla():
+    """Whether TensorFlow is recording for XLA, as part of one program."""
+    import tensorflow as tf
+
+    try:
+        from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
+    except ImportError:
+        return False
+    return not tf.executing_eagerly() and GraphOrParentsInXlaContext(
+        tf.compat.v1.get_default_graph()
+    )
+
+
+def is_traced_by_jax(value):
+    """Whether a JAX transformation (`jit` above all) is recording what is done with a tensor."""
+    import jax
+
+    return isinstance(value, jax.core.Tracer)
+
+
+def device_of(optimizer, variable):
+    """A context in which a new variable lies where the given one does (TensorFlow only)."""
+    strategy = strategy_of(optimizer)
+    if keras.backend.backend() != "tensorflow" or strategy is None:
+        return contextlib.nullcontext()
+    return strategy.extended.colocate_vars_with(native(variable))
+
+
+def native(variable):
+    """The backend's own variable of a Keras variable; a TensorFlow variable as it is."""
+    return variable.value if isinstance(variable, keras.Variable) else variable

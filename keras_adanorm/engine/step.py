@@ -1,0 +1,145 @@
+"""One step of one variable, as an algorithm sees it."""
+
+import math
+import numbers
+
+from keras import ops
+
+from keras_adanorm.engine import precision
+
+
+class Update:
+    """What all variables of one update have in common: learning rate, count of steps, constants.
+
+    A constant of the step, such as a correction for bias, is computed once per dtype.
+    """
+
+    def __init__(self, learning_rate, iterations):
+        # Read once, but a number of Python's stays one: it has more digits than a tensor of float32.
+        is_number = isinstance(learning_rate, numbers.Real)
+        self._learning_rate = learning_rate if is_number else precision.as_tensor(learning_rate)
+        self._iterations = precision.as_tensor(iterations)
+        self._known = {}
+
+    def once(self, key, compute):
+        """The value of `compute()`, which is called once per key."""
+        if key not in self._known:
+            self._known[key] = compute()
+        return self._known[key]
+
+    def learning_rate(self, dtype):
+        """The learning rate, a scalar tensor of a dtype."""
+        return self.once(
+            ("learning_rate", dtype), lambda: precision.to_dtype(self._learning_rate, dtype)
+        )
+
+    def number(self, dtype):
+        """The number of the step, 1 in the first, a scalar tensor of a dtype."""
+        return self.once(("t", dtype), lambda: precision.to_dtype(self._iterations, dtype) + 1)
+
+    def bias_correction(self, decay, dtype):
+        """`1 - decay ** t`, to the last digits for every step and every decay in [0, 1)."""
+        if decay == 0:
+            return 1.0
+        return self.once(
+            ("bias", decay, dtype), lambda: -ops.expm1(self.number(dtype) * math.log(decay))
+        )
+
+
+class Step:
+    """One step of one variable: its gradient, its state, and what all algorithms do with them.
+
+    Everything is a tensor of the backend, in the compute dtype of the variable: float64 for
+    float64, else float32. Tensors are values: what was read stays as it was, and a state that has
+    been written is read as it was written. The variable and its state change when the algorithm has
+    ended.
+
+    An algorithm that is declared elementwise may be given several variables as one tensor, or a
+    part of one. It then sees tensors of another shape, and its scalars `ratio` are tensors that
+    broadcast.
+
+    Attributes:
+        gradient: `g_t`, a tensor of the variable's shape.
+        ratio: `||s_t|| / ||g_t||`, the factor by which the norm correction scales this gradient: a
+            tensor that broadcasts to it, or `None` where nothing is ever corrected.
+        dtype: The compute dtype, "float32" or "float64".
+    """
+
+    def __init__(self, update, gradient, dtype, read_state, read_weight, ratio=None):
+        self.gradient = gradient
+        self.ratio = ratio
+        self.dtype = dtype
+        self.written = {}
+        self.delta = None
+        self.new_weight = None
+        self._update = update
+        self._read_state = read_state
+        self._read_weight = read_weight
+
+    @property
+    def learning_rate(self):
+        """The learning rate, a scalar tensor."""
+        return self._update.learning_rate(self.dtype)
+
+    @property
+    def t(self):
+        """The number of the step, a scalar tensor, 1 in the first."""
+        return self._update.number(self.dtype)
+
+    @property
+    def weight(self):
+        """The variable's value before this step."""
+        return self._read_weight()
+
+    @property
+    def corrected_gradient(self):
+        """`s_t`, the gradient scaled up to the average of its norm where it is smaller."""
+        return self.gradient if self.ratio is None else self.gradient * self.ratio
+
+    def read(self, name):
+        """The state `name`, as it was before this step or as it was written in it."""
+        return self.written[name] if name in self.written else self._read_state(name)
+
+    def write(self, name, value):
+        """Replaces the state `name` by a tensor of its shape."""
+        self.written[name] = value
+
+    def average(self, name, value, decay):
+        """Moves an exponential average on, `a_t = decay * a_{t-1} + (1 - decay) * x_t`."""
+        average = decay * self.read(name) + (1 - decay) * value
+        self.write(name, average)
+        return average
+
+    def average_of_square(self, name, value, decay):
+        """Moves the exponential average of a square on, which is held below overflow."""
+        return self.average(name, self.square(value), decay)
+
+    def square(self, x):
+        """`x ** 2`, held at half the largest number of the dtype, so that its average is finite."""
+        limit = math.sqrt(0.5 * precision.largest(self.dtype)) * (1 - 1e-6)
+        held = precision.clip(x, limit)
+        return held * held
+
+    def bias_correction(self, decay):
+        """`1 - decay ** t`, to the last digits for every step and every decay in [0, 1)."""
+        return self._update.bias_correction(decay, self.dtype)
+
+    def once(self, compute, *arguments):
+        """`compute(step, *arguments)`, which is called once for all variables of an update.
+
+        For what depends on the number of the step and on hyperparameters alone.
+        """
+        key = (getattr(compute, "__qualname__", compute), arguments, self.dtype)
+        return self._update.once(key, lambda: compute(self, *arguments))
+
+    def descend(self, delta):
+        """Takes `delta` off the variable."""
+        self.delta = delta if self.delta is None else self.delta + delta
+
+    def descend_quotient(self, rate, numerator, denominator):
+        """Takes `rate * numerator / denominator` off the variable; `rate` is a scalar."""
+        self.descend(rate * numerator / denominator)
+
+    def set_weight(self, value):
+        """Replaces the variable's value. What was taken off in this step before is dropped."""
+        self.new_weight, self.delta = value, None

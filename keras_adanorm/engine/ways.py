@@ -1,0 +1,133 @@
+"""The ways of an update, and which is taken. They differ in speed alone.
+
+| way | when it is taken |
+|---|---|
+| Keras' own: `update_step` for each variable | a class that has its own `update_step` or `assign` |
+| `one_by_one`: all norms at once, then each variable | where no other way is certain |
+| `distributed.py`: the same after the sum over devices | under a strategy of `tf.distribute` |
+| `tensorflow_kernels.py`: fused kernels | TensorFlow without XLA |
+| `one_program.py` | JAX or TensorFlow compile the update of all variables as one program |
+| `torch_groups.py` | torch |
+"""
+
+import contextlib
+
+import keras
+
+from keras_adanorm.engine import execution, precision, private
+from keras_adanorm.engine.step import Step, Update
+
+# A subclass that has one of these of its own is run by Keras' own way.
+_OWN = ("update_step", "assign", "assign_add", "assign_sub")
+
+
+def is_run_by_the_package(optimizer, base):
+    """Whether no subclass has methods of its own by which a variable is updated."""
+    if any(name in vars(optimizer) for name in _OWN):
+        return False
+    return all(getattr(type(optimizer), name) is getattr(base, name) for name in _OWN)
+
+
+def update_all(optimizer, gradients, variables, learning_rate):
+    """Updates variables in the fastest way that is certain here and now."""
+    way = one_by_one
+    backend = keras.backend.backend()
+    if backend == "torch":
+        from keras_adanorm.engine.torch_groups import update_in_groups as way
+    elif is_one_program(optimizer):
+        from keras_adanorm.engine.one_program import update_as_one_program as way
+    elif backend == "tensorflow":
+        from keras_adanorm.engine.tensorflow_kernels import update_by_kernels as way
+    with without_gradients():
+        way(optimizer, gradients, variables, learning_rate)
+
+
+def is_one_program(optimizer):
+    """Whether XLA compiles the update of all variables as one, for one device."""
+    if keras.backend.backend() == "jax":
+        traced = private.is_traced_by_jax(precision.as_tensor(optimizer.iterations))
+        return traced and keras.distribution.distribution() is None
+    return keras.backend.backend() == "tensorflow" and execution.is_compiled_by_xla()
+
+
+def is_distributed(optimizer):
+    """Whether a `tf.distribute` strategy is to sum the replicas' gradients before the update."""
+    if keras.backend.backend() != "tensorflow":
+        return False
+    import tensorflow as tf
+
+    strategy = private.strategy_of(optimizer)
+    return tf.distribute.has_strategy() or strategy.num_replicas_in_sync > 1
+
+
+def without_gradients():
+    """A context in which torch records no gradients; no other backend does."""
+    if keras.backend.backend() != "torch":
+        return contextlib.nullcontext()
+    import torch
+
+    return torch.no_grad()
+
+
+def one_by_one(optimizer, gradients, variables, learning_rate):
+    """Takes all norms, then updates each variable."""
+    update = Update(learning_rate, optimizer.iterations)
+    gradients = [in_compute_dtype(g, v) for g, v in zip(gradients, variables, strict=True)]
+    ratios = optimizer.norm_ratios(gradients, variables)
+    for gradient, variable, ratio in zip(gradients, variables, ratios, strict=True):
+        update_one(optimizer, update, gradient, variable, ratio)
+
+
+def in_compute_dtype(gradient, variable):
+    """A variable's gradient as a dense tensor in the variable's compute dtype."""
+    dtype = precision.compute_dtype(variable.dtype)
+    return precision.to_dtype(precision.dense(gradient), dtype)
+
+
+def update_one(optimizer, update, gradient, variable, ratio):
+    """Runs the algorithm for one variable, then changes the variable and its state."""
+    step = StepOfOne(optimizer, update, gradient, variable, ratio)
+    optimizer.algorithm(step)
+    step.finish()
+
+
+class StepOfOne(Step):
+    """The step of a single variable."""
+
+    def __init__(self, optimizer, update, gradient, variable, ratio):
+        dtype = precision.compute_dtype(variable.dtype)
+        state = optimizer.state_of(variable)
+        super().__init__(
+            update,
+            gradient,
+            dtype,
+            lambda name: precision.as_tensor(state[name]),
+            lambda: precision.to_dtype(variable, dtype),
+            ratio,
+        )
+        self._optimizer, self._variable, self._state = optimizer, variable, state
+
+    def finish(self):
+        """Changes the variable and its state to what was found for them."""
+        for name, value in self.written.items():
+            self._optimizer.assign(self._state[name], value)
+        if self.new_weight is not None or self.delta is not None:
+            move(self._optimizer, self._variable, self)
+
+
+def move(optimizer, variable, step):
+    """Gives a variable the value that a step has found for it."""
+    if step.new_weight is not None:
+        delta = step.delta
+        value = step.new_weight if delta is None else step.new_weight - delta
+        optimizer.assign(variable, precision.to_dtype(value, variable_dtype(variable)))
+    elif variable_dtype(variable) == step.dtype:
+        optimizer.assign_sub(variable, step.delta)
+    else:  # one rounding, of the new weight
+        value = step.weight - step.delta
+        optimizer.assign(variable, precision.to_dtype(value, variable_dtype(variable)))
+
+
+def variable_dtype(variable):
+    """The dtype of a variable of Keras or TensorFlow, as a string."""
+    return keras.backend.standardize_dtype(variable.dtype)
