@@ -177,6 +177,13 @@ class StepOptimizer(keras.optimizers.Optimizer):
         """
         ways.one_by_one(self, [gradient], [variable], learning_rate)
 
+    def begin_step(self, gradient: Any, variable: Any, learning_rate: Any) -> Step:
+        """A step for an `update_step` of one's own, in which everything takes effect at once.
+
+        Without a reason to write `update_step`, write `algorithm`.
+        """
+        return ways.begin_step(self, gradient, variable, learning_rate)
+
     def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
         """Updates the variables from their gradients, see `keras.optimizers.Optimizer.apply`."""
         return super().apply([precision.dense(g) for g in grads], trainable_variables)
@@ -308,10 +315,9 @@ class AdaptiveOptimizer(StepOptimizer):
         """`sqrt(v + scale ** 2 * epsilon_root) + scale * epsilon`, and nowhere 0."""
         if self.epsilon_root > 0:
             second_moment = second_moment + scale * scale * self.epsilon_root
-        root = keras.ops.sqrt(second_moment)
-        if self.epsilon > 0:
-            return root + (self.epsilon if self.epsilon_hat else scale * self.epsilon)
-        return keras.ops.where(root > 0, root, precision.largest(step.dtype))
+        if self.epsilon == 0 or self.epsilon_hat:
+            return step.root(second_moment, self.epsilon)
+        return step.root(second_moment, scale * self.epsilon)
 
     def adaptive_step(self, step: Step, m: Any, v: Any, factor: Any = None) -> None:
         """Takes `learning_rate * factor * m_hat / (sqrt(v_hat + epsilon_root) + epsilon)` off."""

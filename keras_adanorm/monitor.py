@@ -169,9 +169,9 @@ class GradientNormMonitor(keras.callbacks.Callback):
 
     def _read(self):
         optimizer = self._optimizer()
-        averages = [e.value for e in optimizer.norm_averages if e is not None]
+        averages = ops.stack([e for e in optimizer.norm_averages if e is not None])
         # The sum makes a number of a step counter that is mirrored on several devices, too.
-        return int(ops.add(optimizer.iterations, 0)), ops.convert_to_numpy(ops.stack(averages))
+        return int(ops.add(optimizer.iterations, 0)), ops.convert_to_numpy(averages)
 
     def _observe(self, step, averages):
         optimizer = self._optimizer()

@@ -86,6 +86,8 @@ def norm_ratio(
     # with the numeric debuggers of TensorFlow and JAX.
     norm = ops.where(finite, norm, ops.zeros_like(norm))
     average = ops.where(finite, gamma * average + (1 - gamma) * norm, average)
+    # A gradient that is scaled up to it must not overflow by a rounding.
+    average = precision.minimum(average, float(limits.max) * (1 - 2.0**-21))
     if gamma == 0:  # e_t is the norm itself: the gradient passes, to the last bit
         return None, average
     bound = float(limits.max) if max_correction is None else max_correction

@@ -68,8 +68,8 @@ class Radam(AdaptiveOptimizer):
         m = step.average("momentum", s_m, self.beta_1)
         v = step.average_of_square("velocity", s_v, self.beta_2)
         rate, adaptive = step.once(self.rectified_rate)
-        # With `adaptive` 1 or 0: rate * m / (sqrt(v) + epsilon), or rate * m.
-        denominator = adaptive * self.denominator(step, v) + (1 - adaptive)
+        # Where the step is not adaptive it is `rate * m`.
+        denominator = step.choose(adaptive > 0, lambda: self.denominator(step, v), lambda: 1.0)
         step.descend_quotient(rate, m, denominator)
 
     def rectified_rate(self, step: Step) -> tuple[Any, Any]:

@@ -162,7 +162,8 @@ class AdaNorm(keras.optimizers.Optimizer):
         def update_all_corrected(grads, trainable_variables, learning_rate):
             if not ways.is_distributed(inner):
                 with ways.without_gradients():
-                    grads = self.corrected(grads, trainable_variables)
+                    ratios = self.norm_ratios(grads, trainable_variables)
+                    grads = self.scaled(grads, trainable_variables, ratios)
             update_all(grads, trainable_variables, learning_rate)
 
         private.set_untracked(inner, "_backend_update_step", update_all_corrected)
@@ -172,10 +173,11 @@ class AdaNorm(keras.optimizers.Optimizer):
 
         def update_corrected_under_strategy(distribution, grads_and_vars, learning_rate):
             if ways.is_distributed(inner):
-                from keras_adanorm.engine.distributed import corrected_under_strategy
+                from keras_adanorm.engine.distributed import update_with_correction
 
-                grads_and_vars = corrected_under_strategy(self, distribution, grads_and_vars)
-            update_under_strategy(distribution, grads_and_vars, learning_rate)
+                update_with_correction(self, distribution, grads_and_vars, learning_rate)
+            else:  # corrected before
+                update_under_strategy(distribution, grads_and_vars, learning_rate)
 
         private.set_untracked(inner, "_distributed_tf_update_step", update_corrected_under_strategy)
 
@@ -194,9 +196,10 @@ class AdaNorm(keras.optimizers.Optimizer):
         private.set_untracked(inner, "save_own_variables", lambda store: None)
         private.set_untracked(inner, "load_own_variables", load_if_any)
 
-    def corrected(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """`s_t` of each gradient, in the dtype and the storage of `g_t`; moves `e_t` on."""
-        ratios = self.norm_ratios(gradients, variables)
+    def scaled(
+        self, gradients: Sequence[Any], variables: Sequence[Any], ratios: Sequence[Any]
+    ) -> list[Any]:
+        """`s_t` of each gradient, in the dtype and the storage of `g_t`."""
         return [
             gradient if ratio is None else _scale(gradient, variable, ratio)
             for gradient, variable, ratio in zip(gradients, variables, ratios, strict=True)
@@ -331,7 +334,7 @@ def _wrappable(optimizer):
                 f"of its own might update variables without the correction. Received: "
                 f"optimizer={name}"
             )
-    if "update_step" in vars(optimizer):
+    if "_backend_update_step" in vars(optimizer):
         raise ValueError(
             "Argument `optimizer` must not be wrapped already. Make another one from its "
             f"`get_config()`. Received: optimizer={name}"

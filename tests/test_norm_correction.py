@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from keras_adanorm import correct_norm
-from keras_adanorm.l2_norm import l2_norm
+from keras_adanorm.engine.norms import l2_norm, l2_norms
 from tests.support.optimizers import BACKEND, floatx, tensorflow_only, to_numpy
 from tests.support.reference import norm_correction
 
@@ -271,17 +271,13 @@ def test_l2_norm_sums_repeated_rows_first():
     assert to_numpy(l2_norm(rows)) == 1.0
 
 
-@pytest.mark.skipif(BACKEND != "torch", reason="needs torch")
+@pytest.mark.parametrize("compiler", [lambda f: f, compiled], ids=["eager", "compiled"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_norms_of_a_list_are_those_of_its_tensors(dtype):
-    import torch
-
-    from keras_adanorm.tensor_list import TensorList
-
+def test_norms_of_a_list_are_those_of_its_tensors(dtype, compiler):
     units = (0.0, 1.0, np.inf, np.nan, *EXTREMES[dtype])
-    tensors = [torch.tensor([unit, -unit], dtype=getattr(torch, dtype)) for unit in units]
-    tensors.append(torch.zeros((0, 2), dtype=getattr(torch, dtype)))
-    norms = l2_norm(TensorList(tensors)).numpy()
+    with floatx(dtype):
+        tensors = [tensor([unit, -unit], dtype) for unit in units] + [tensor(np.zeros((0, 2)), dtype)]
+        norms = to_numpy(compiler(lambda *some: l2_norms(list(some), dtype))(*tensors))
     for unit, norm in zip(units, norms, strict=False):
         if math.isfinite(unit):
             largest = float(np.finfo(dtype).max)

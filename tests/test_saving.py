@@ -127,11 +127,11 @@ def test_committed_files_tell_each_state_apart():
 
 @once
 def test_fresh_process_trains_on_bit_for_bit(tmp_path):
-    """With a variable that is large enough to be updated by a compiled program."""
-    from keras_adanorm.acceleration import XLA_MINIMUM_SIZE
+    """With a variable that is large enough for the graph to ask whether a correction has fired."""
+    from keras_adanorm.engine.norms import SMALL
 
     width, units = 260, 256
-    assert width * units > XLA_MINIMUM_SIZE
+    assert width * units > SMALL
     straight = {}
     for cls in CLASSES:
         model = trained(cls, width=width, units=units)

@@ -46,11 +46,13 @@ class NormAverages:
         """`e_t` of each variable as it stands, a scalar tensor, or `None` where there is none."""
         values = precision.as_tensor(self.vector)
         return [
-            values[i] if kept and i not in self._excluded else None
-            for i, kept in enumerate(self.is_kept)
+            precision.to_dtype(values[i], dtype) if kept and i not in self._excluded else None
+            for i, (kept, dtype) in enumerate(zip(self.is_kept, self._dtypes, strict=True))
         ]
 
-    def correct(self, gradients, indices, gamma, max_correction, norms=None, keep_if=None):
+    def correct(
+        self, gradients, indices, gamma, max_correction, norms=None, keep_if=None
+    ):
         """Moves the averages of some variables on by the norms of their gradients.
 
         Args:
@@ -86,7 +88,8 @@ class NormAverages:
         self._optimizer.assign(self.vector, after if is_whole else _put(before, positions, after))
         if ratio is not None:
             for k, i, scalar in zip(chosen, positions, _unstack(ratio), strict=True):
-                ratios[k] = precision.to_dtype(scalar, self._dtypes[i])
+                same = self._dtypes[i] == self.dtype
+                ratios[k] = scalar if same else precision.to_dtype(scalar, self._dtypes[i])
         return ratios
 
     def _bound(self, positions, max_correction):

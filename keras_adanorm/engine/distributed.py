@@ -27,17 +27,18 @@ def update_under_strategy(optimizer, distribution, grads_and_vars, learning_rate
         distribution.extended.update(variable, update, args=arguments, group=False)
 
 
-def corrected_under_strategy(wrapper, distribution, grads_and_vars):
-    """The pairs with `s_t` in the place of `g_t`, one value for each device."""
+def update_with_correction(wrapper, distribution, grads_and_vars, learning_rate):
+    """Has the inner optimizer of an `AdaNorm` update the variables by `s_t` in the place of `g_t`."""
     gradients, variables = zip(*grads_and_vars, strict=True)
+    ratios = norm_ratios(wrapper, distribution, gradients, variables)
 
-    def on_one_device(_, gradients):
-        return wrapper.corrected(gradients, variables)
+    def update(variable, gradient, ratio, learning_rate):
+        (corrected,) = wrapper.scaled([gradient], [variable], [ratio])
+        wrapper.inner_optimizer.update_step(corrected, variable, learning_rate)
 
-    corrected = distribution.extended.update(
-        wrapper.norm_vector.value, on_one_device, args=(list(gradients),), group=False
-    )
-    return list(zip(corrected, variables, strict=True))
+    for gradient, variable, ratio in zip(gradients, variables, ratios, strict=True):
+        arguments = (gradient, ratio, learning_rate)
+        distribution.extended.update(variable, update, args=arguments, group=False)
 
 
 def norm_ratios(optimizer, distribution, gradients, variables):

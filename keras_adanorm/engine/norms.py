@@ -11,9 +11,6 @@ from keras_adanorm.engine.execution import has_accelerator, is_compiled_by_xla
 
 # XLA on a CPU adds up a vector with more elements than this by another, slower way.
 _SHORT = 32
-# A norm that is not below this part of the largest number is held there: what is scaled up to it
-# must not overflow by a rounding.
-_HELD = 1 - 2.0**-21
 # In a graph of TensorFlow a pass over fewer elements than these costs less than to ask whether it
 # is needed.
 SMALL = 2**14
@@ -53,9 +50,8 @@ def l2_norms(tensors, dtype):
 
 
 def _hold(norm, dtype):
-    """The norm, a finite one held below the largest number of a dtype."""
-    held = ops.where(norm > precision.largest(dtype) * _HELD, precision.largest(dtype) * _HELD, norm)
-    return ops.where(ops.isfinite(norm), held, norm)
+    """The norm, a finite one held at the largest number of a dtype."""
+    return ops.where(ops.isfinite(norm), precision.minimum(norm, precision.largest(dtype)), norm)
 
 
 # ---------------------------------------------------------------- TensorFlow, without a compiler
@@ -78,7 +74,7 @@ def _tensorflow_norms(tensors, dtype):
         norms = _norms_in_graph(tensors)
     norms = tf.convert_to_tensor(norms, tf.float64)
     if "float32" in dtypes:
-        limits = [precision.largest(name) * _HELD for name in dtypes]
+        limits = [precision.largest(name) for name in dtypes]
         norms = tf.where(tf.math.is_finite(norms), tf.minimum(norms, limits), norms)
     return tf.cast(norms, dtype)
 
@@ -192,8 +188,8 @@ def _scaled_norm(flat):
     scaled = flat / ops.where(scale > 0, scale, ops.ones_like(scale))
     root = ops.sqrt(ops.sum(scaled * scaled))
     # `scale * root`, held at the largest number without an overflow on the way.
-    limit = largest * _HELD / precision.maximum(scale, 1.0)
-    norm = scale * ops.where(root > limit, limit, root)
+    limit = largest / precision.maximum(scale, 1.0)
+    norm = ops.where(root > limit, largest, scale * ops.where(root > limit, limit, root))
     # An Inf or NaN in the tensor stays one in the norm; XLA's maximum may have lost the NaN.
     return ops.where(ops.isfinite(peak), norm, peak)
 

@@ -1,10 +1,15 @@
 """The dtypes of the arithmetic: at least float32, whatever the dtype of a variable."""
 
+import functools
 import numbers
 
 import keras
 import numpy as np
 from keras import ops
+
+
+# How far 1 minus a rounded decay may be from 1 minus the decay, as a part of it.
+ROUNDING = 2e-5
 
 
 def compute_dtype(dtype):
@@ -63,6 +68,19 @@ def dense(tensor):
 def is_complex(dtype):
     """Whether a dtype, of any library, is one of complex numbers."""
     return "complex" in str(getattr(dtype, "name", dtype))
+
+
+@functools.lru_cache(1024)
+def rounded(decay, dtype):
+    """The decay of an average as it is in a compute dtype.
+
+    An average in float32 can't be told the difference between 0.999 and 0.99900001, but that
+    between 1 - 0.999 and 1 - 0.99900001 is seen in it. All that belongs to an average, its decay,
+    the weight of a new value and the correction for bias, is computed from one number, which is
+    this one. A decay that would move too far, close to 1, stays as it is.
+    """
+    number = float(np.dtype(dtype).type(decay))
+    return number if abs((1 - number) / (1 - decay) - 1) <= ROUNDING else decay
 
 
 def largest(dtype):

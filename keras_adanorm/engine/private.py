@@ -103,6 +103,27 @@ def device_of(optimizer, variable):
     return strategy.extended.colocate_vars_with(native(variable))
 
 
+def tensors_of(variables):
+    """The torch tensors of Keras variables.
+
+    `Variable.value` looks for a scope and a dtype policy at each call, 2 us on a CPU: with three or
+    four tensors per variable a third of the time that an update of small ones takes. `_value` is
+    what it returns outside of scopes.
+    """
+    tensors = [None] * len(variables)
+    if not _in_stateless_scope():
+        tensors = [getattr(variable, "_value", None) for variable in variables]
+    return [v.value if t is None else t for v, t in zip(variables, tensors, strict=True)]
+
+
+def _in_stateless_scope():
+    try:
+        from keras.src.backend.common.stateless_scope import in_stateless_scope
+    except ImportError:
+        return True  # the slower way is always right
+    return in_stateless_scope()
+
+
 def native(variable):
     """The backend's own variable of a Keras variable; a TensorFlow variable as it is."""
     return variable.value if isinstance(variable, keras.Variable) else variable

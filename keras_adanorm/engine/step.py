@@ -39,6 +39,7 @@ class Update:
 
     def bias_correction(self, decay, dtype):
         """`1 - decay ** t`, to the last digits for every step and every decay in [0, 1)."""
+        decay = precision.rounded(decay, dtype)
         if decay == 0:
             return 1.0
         return self.once(
@@ -57,6 +58,9 @@ class Step:
     An algorithm that is declared elementwise may be given several variables as one tensor, or a
     part of one. It then sees tensors of another shape, and its scalars `ratio` are tensors that
     broadcast.
+
+    A decay, such as `beta_2`, is taken as it is in the compute dtype, in averages and corrections for
+    bias alike.
 
     Attributes:
         gradient: `g_t`, a tensor of the variable's shape.
@@ -106,6 +110,7 @@ class Step:
 
     def average(self, name, value, decay):
         """Moves an exponential average on, `a_t = decay * a_{t-1} + (1 - decay) * x_t`."""
+        decay = precision.rounded(decay, self.dtype)
         average = decay * self.read(name) + (1 - decay) * value
         self.write(name, average)
         return average
@@ -119,6 +124,19 @@ class Step:
         limit = math.sqrt(0.5 * precision.largest(self.dtype)) * (1 - 1e-6)
         held = precision.clip(x, limit)
         return held * held
+
+    def root(self, x, floor):
+        """`sqrt(x) + floor`, or where `floor` is the number 0 and the root 0 the largest number."""
+        root = ops.sqrt(x)
+        if isinstance(floor, numbers.Real) and floor == 0:
+            return ops.where(root > 0, root, precision.largest(self.dtype))
+        return root + floor
+
+    def choose(self, condition, if_true, if_false):
+        """`if_true()` where a boolean scalar holds, else `if_false()`; both may be computed."""
+        if isinstance(condition, bool):
+            return if_true() if condition else if_false()
+        return ops.where(condition, if_true(), if_false())
 
     def bias_correction(self, decay):
         """`1 - decay ** t`, to the last digits for every step and every decay in [0, 1)."""

@@ -11,10 +11,6 @@ before the kernel runs the moment is moved by what is missing,
     m_{t-1}  <-  m_{t-1} + (1 - beta_1) / beta_1 * (ratio - 1) * g_t
 
 which is one more pass. It is left out where `ratio` is 1, eagerly and for large variables.
-
-In float32 the kernel computes `1 - beta_2` from a `beta_2` of float32. The correction for bias is
-taken of the same number, so that the weights don't see the difference; the second moment itself
-differs by 1e-5 of its value in the first steps.
 """
 
 import functools
@@ -22,7 +18,7 @@ import functools
 import numpy as np
 import tensorflow as tf
 
-from keras_adanorm.engine import private, ways
+from keras_adanorm.engine import precision, private, ways
 from keras_adanorm.engine.norms import is_small, l2_norms, shared_function
 from keras_adanorm.engine.step import Step, Update
 
@@ -30,8 +26,6 @@ from keras_adanorm.engine.step import Step, Update
 _SQUARABLE = {"float32": 1e19, "float64": 1e154}
 # `(1 - beta_1) / beta_1` is to be a moderate number.
 _SMALLEST_BETA_1 = 0.5
-# How far `1 - beta` of a rounded beta may be from what it should be, as a part of it.
-_ROUNDING = 2e-5
 _SMALLEST_EPSILON = 1e-30
 # What an optimizer must have from this package, unchanged.
 _METHODS = ("algorithm", "moment_gradients", "adaptive_rate", "adaptive_step", "denominator")
@@ -43,7 +37,8 @@ def update_by_kernels(optimizer, gradients, variables, learning_rate):
     update = Update(learning_rate, optimizer.iterations)
     variables = [private.native(variable) for variable in variables]
     gradients = [
-        ways.in_compute_dtype(g, v) for g, v in zip(gradients, variables, strict=True)
+        tf.ensure_shape(ways.in_compute_dtype(g, v), v.shape)  # of a sparse one it is not known
+        for g, v in zip(gradients, variables, strict=True)
     ]
     fused = [form is not None and is_fit(optimizer, variable) for variable in variables]
     norms = l2_norms(gradients, _widest(gradients)) if any(fused) else None
@@ -97,16 +92,12 @@ def is_fit(optimizer, variable):
         return False
     if variable.dtype not in (tf.float32, tf.float64):
         return False
-    dtype = variable.dtype.name
+    # The kernels have no other decay than one of the variable's dtype.
+    number_in = np.dtype(variable.dtype.name).type
     return all(
-        abs((1 - rounded(beta, dtype)) / (1 - beta) - 1) <= _ROUNDING
+        float(number_in(beta)) == precision.rounded(beta, variable.dtype.name)
         for beta in (optimizer.beta_1, optimizer.beta_2)
     )
-
-
-def rounded(number, dtype):
-    """A number as it is in a dtype."""
-    return float(np.dtype(dtype).type(number))
 
 
 class Scalars:
@@ -115,8 +106,8 @@ class Scalars:
     def __init__(self, optimizer, update, dtype):
         self.dtype = dtype
         self.update = update
-        self.beta_1 = rounded(optimizer.beta_1, dtype)
-        self.beta_2 = rounded(optimizer.beta_2, dtype)
+        self.beta_1 = precision.rounded(optimizer.beta_1, dtype)
+        self.beta_2 = precision.rounded(optimizer.beta_2, dtype)
         self.root = update.bias_correction(self.beta_2, dtype) ** 0.5
         self.missing = (1 - self.beta_1) / self.beta_1
         self.of_betas = {
@@ -251,16 +242,14 @@ def radam(optimizer, scalars, pushes, variables):
     """Radam's algorithm: while it is not adaptive the kernel only updates the moments."""
     step = Step(scalars.update, None, scalars.dtype, None, None)
     rate, adaptive = optimizer.rectified_rate(step)
-    # The kernel's second moment is that of a rounded beta_2, and corrected for bias as such.
-    bias = scalars.update.bias_correction(optimizer.beta_2, scalars.dtype)
-    mended = scalars.tensor(rate * scalars.root / bias**0.5 * adaptive)
+    adaptive_rate = scalars.tensor(rate * adaptive)
     epsilon = scalars.tensor(optimizer.epsilon)
     moments = []
     for push, variable in zip(pushes, variables, strict=True):
         state = _state(optimizer, variable)
         moments.append(state["momentum"])
         g = push.apply(state["momentum"])
-        scalars.adam(variable, state["momentum"], state["velocity"], g, mended, epsilon)
+        scalars.adam(variable, state["momentum"], state["velocity"], g, adaptive_rate, epsilon)
 
     def descend():
         for variable, m in zip(variables, moments, strict=True):

@@ -115,6 +115,33 @@ class StepOfOne(Step):
             move(self._optimizer, self._variable, self)
 
 
+class ImmediateStep(StepOfOne):
+    """The step of a single variable in which everything takes effect at once."""
+
+    def write(self, name, value):
+        super().write(name, value)
+        self._optimizer.assign(self._state[name], value)
+
+    def descend(self, delta):
+        self.delta = delta
+        move(self._optimizer, self._variable, self)
+        self.delta = self.new_weight = None
+
+    def set_weight(self, value):
+        self.new_weight = value
+        move(self._optimizer, self._variable, self)
+        self.new_weight = None
+
+
+def begin_step(optimizer, gradient, variable, learning_rate):
+    """An `ImmediateStep` of a variable."""
+    gradient = in_compute_dtype(gradient, variable)
+    (ratio,) = optimizer.norm_ratios([gradient], [variable])
+    return ImmediateStep(
+        optimizer, Update(learning_rate, optimizer.iterations), gradient, variable, ratio
+    )
+
+
 def move(optimizer, variable, step):
     """Gives a variable the value that a step has found for it."""
     if step.new_weight is not None:
