@@ -346,7 +346,9 @@ def _within_float16(ratio, gradient):
     """The ratio, held where the largest element of a finite gradient would leave float16."""
     peak = ops.max(ops.abs(ops.cast(precision.dense(gradient), "float32")), initial=0.0)
     finite = ops.isfinite(peak)
-    most = _LARGEST_FLOAT16 / ops.where(ops.logical_and(finite, peak > 0), peak, ops.ones_like(peak))
+    most = _LARGEST_FLOAT16 / ops.where(
+        ops.logical_and(finite, peak > 0), peak, ops.ones_like(peak)
+    )
     most = ops.where(ops.logical_and(finite, peak > 1e-30), most, ratio)
     return ops.where(ratio > most, most, ratio)
 

@@ -204,7 +204,9 @@ def every_gradient_is_corrected(patch):
 def norm_is_a_mean(patch):
     norms_of = averages.l2_norms
     patch.setattr(averages, "l2_norms", lambda *a: 0.5 * norms_of(*a))
-    way = {"tensorflow": "tensorflow_kernels", "torch": "torch_groups", "jax": "one_program"}[BACKEND]
+    way = {"tensorflow": "tensorflow_kernels", "torch": "torch_groups", "jax": "one_program"}[
+        BACKEND
+    ]
     patch.setattr(f"keras_adanorm.engine.{way}.l2_norms", lambda *a: 0.5 * norms_of(*a))
 
 

@@ -276,7 +276,9 @@ def test_l2_norm_sums_repeated_rows_first():
 def test_norms_of_a_list_are_those_of_its_tensors(dtype, compiler):
     units = (0.0, 1.0, np.inf, np.nan, *EXTREMES[dtype])
     with floatx(dtype):
-        tensors = [tensor([unit, -unit], dtype) for unit in units] + [tensor(np.zeros((0, 2)), dtype)]
+        tensors = [tensor([unit, -unit], dtype) for unit in units] + [
+            tensor(np.zeros((0, 2)), dtype)
+        ]
         norms = to_numpy(compiler(lambda *some: l2_norms(list(some), dtype))(*tensors))
     for unit, norm in zip(units, norms, strict=False):
         if math.isfinite(unit):

@@ -50,9 +50,7 @@ class NormAverages:
             for i, (kept, dtype) in enumerate(zip(self.is_kept, self._dtypes, strict=True))
         ]
 
-    def correct(
-        self, gradients, indices, gamma, max_correction, norms=None, keep_if=None
-    ):
+    def correct(self, gradients, indices, gamma, max_correction, norms=None, keep_if=None):
         """Moves the averages of some variables on by the norms of their gradients.
 
         Args:

@@ -28,7 +28,7 @@ def update_under_strategy(optimizer, distribution, grads_and_vars, learning_rate
 
 
 def update_with_correction(wrapper, distribution, grads_and_vars, learning_rate):
-    """Has the inner optimizer of an `AdaNorm` update the variables by `s_t` in the place of `g_t`."""
+    """Has the inner optimizer of an `AdaNorm` update the variables with `s_t`."""
     gradients, variables = zip(*grads_and_vars, strict=True)
     ratios = norm_ratios(wrapper, distribution, gradients, variables)
 
@@ -61,4 +61,3 @@ def norm_ratios(optimizer, distribution, gradients, variables):
     return distribution.extended.update(
         vector.value, on_one_device, args=(list(gradients),), group=False
     )
-

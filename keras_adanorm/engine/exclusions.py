@@ -1,4 +1,4 @@
-"""Variables that are left out of something, by themselves or by their names, as Keras takes them."""
+"""Variables that are left out of something, given by themselves or by their names."""
 
 import re
 

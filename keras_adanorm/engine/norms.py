@@ -6,8 +6,8 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_adanorm import execution
 from keras_adanorm.engine import precision, private
-from keras_adanorm.engine.execution import has_accelerator, is_compiled_by_xla
 
 # XLA on a CPU adds up a vector with more elements than this by another, slower way.
 _SHORT = 32
@@ -40,13 +40,15 @@ def l2_norms(tensors, dtype):
         dtype: The dtype of the result, "float32" or "float64".
     """
     backend = keras.backend.backend()
-    if backend == "tensorflow" and not is_compiled_by_xla():
-        return _tensorflow_norms(tensors, dtype)
     if backend == "torch":
-        from keras_adanorm.engine.torch_norms import torch_norms
-
-        return torch_norms(tensors, dtype)
-    return ops.stack([ops.cast(_norm_under_xla(tensor), dtype) for tensor in tensors])
+        from keras_adanorm.engine.torch_norms import torch_norms as norms
+    elif backend == "jax":
+        from keras_adanorm.engine.jax_norms import jax_norms as norms
+    elif private.is_compiled_by_xla():
+        norms = _tensorflow_norms_under_xla
+    else:
+        norms = _tensorflow_norms
+    return norms(tensors, dtype)
 
 
 def _hold(norm, dtype):
@@ -87,7 +89,7 @@ def _is_safe(half_squared_norm, dtypes):
 
 
 def _norms_in_graph(tensors):
-    """Of small tensors by way of float64 in any case: that is fewer operations than to ask first."""
+    """By way of float64 for small tensors: that is fewer operations than to ask first."""
     import tensorflow as tf
 
     norms = []
@@ -118,7 +120,7 @@ def _checked_norm(dtype):
 
 
 def shared_function(function, signature):
-    """A `tf.function` that is traced once, and called by each graph without being copied into it."""
+    """A `tf.function` that is traced once, and that each graph calls without a copy of it."""
     import tensorflow as tf
 
     return tf.function(
@@ -144,39 +146,24 @@ def _wide_norm(tensor):
     return _scaled_norm(tf.reshape(tensor, [-1]))
 
 
-# ---------------------------------------------------------------- XLA, under JAX and TensorFlow
+# ---------------------------------------------------------------- TensorFlow, compiled by XLA
 
 
-def _norm_under_xla(tensor):
-    flat = ops.reshape(tensor, (-1,))
-    dtype = keras.backend.standardize_dtype(tensor.dtype)
-    if dtype == "float32" and keras.backend.backend() == "tensorflow":
-        return _hold_wide(ops.sqrt(_sum_of_squares_in_float64(flat)))
-    if keras.backend.backend() != "jax" or has_accelerator():
-        return _scaled_norm(flat)
-    squared_norm = ops.sum(flat * flat)
-    limits = np.finfo(dtype)
-    safe = ops.logical_and(
-        squared_norm >= float(limits.tiny / limits.eps**2), squared_norm <= float(limits.max)
-    )
-    return _jax_cond(safe, lambda: ops.sqrt(squared_norm), lambda: _scaled_norm(flat))
+def _tensorflow_norms_under_xla(tensors, dtype):
+    import tensorflow as tf
 
-
-def _jax_cond(predicate, if_true, if_false):
-    import jax
-
-    if not isinstance(predicate, jax.core.Tracer):  # else compiled anew at every call
-        return if_true() if predicate else if_false()
-    return jax.lax.cond(predicate, if_true, if_false)
-
-
-def _sum_of_squares_in_float64(flat):
-    squares = ops.square(ops.cast(flat, "float64"))
-    return ops.sum(squares) if has_accelerator() else _sum_in_blocks(squares)
-
-
-def _hold_wide(norm):
-    return ops.cast(_hold(norm, "float32"), "float32")
+    norms = []
+    for tensor in tensors:
+        flat = tf.reshape(tensor, [-1])
+        if tensor.dtype == tf.float32:
+            squares = tf.square(tf.cast(flat, tf.float64))
+            on_cpu = execution.target() == "cpu"
+            total = _sum_in_blocks(squares) if on_cpu else tf.reduce_sum(squares)
+            norm = _hold(tf.sqrt(total), "float32")
+        else:
+            norm = _scaled_norm(flat)
+        norms.append(tf.cast(norm, dtype))
+    return tf.stack(norms)
 
 
 def _scaled_norm(flat):

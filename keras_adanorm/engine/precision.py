@@ -7,7 +7,6 @@ import keras
 import numpy as np
 from keras import ops
 
-
 # How far 1 minus a rounded decay may be from 1 minus the decay, as a part of it.
 ROUNDING = 2e-5
 

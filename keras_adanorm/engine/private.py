@@ -95,6 +95,17 @@ def is_traced_by_jax(value):
     return isinstance(value, jax.core.Tracer)
 
 
+def jax_in_64_bits():
+    """A context in which JAX has float64 (`jax.enable_x64` from 0.8 on)."""
+    import jax
+
+    if hasattr(jax, "enable_x64"):
+        return jax.enable_x64(True)
+    from jax.experimental import enable_x64
+
+    return enable_x64(True)
+
+
 def device_of(optimizer, variable):
     """A context in which a new variable lies where the given one does (TensorFlow only)."""
     strategy = strategy_of(optimizer)

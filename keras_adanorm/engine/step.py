@@ -15,7 +15,7 @@ class Update:
     """
 
     def __init__(self, learning_rate, iterations):
-        # Read once, but a number of Python's stays one: it has more digits than a tensor of float32.
+        # A number of Python's stays one: it has more digits than a tensor of float32.
         is_number = isinstance(learning_rate, numbers.Real)
         self._learning_rate = learning_rate if is_number else precision.as_tensor(learning_rate)
         self._iterations = precision.as_tensor(iterations)
@@ -59,8 +59,8 @@ class Step:
     part of one. It then sees tensors of another shape, and its scalars `ratio` are tensors that
     broadcast.
 
-    A decay, such as `beta_2`, is taken as it is in the compute dtype, in averages and corrections for
-    bias alike.
+    A decay, such as `beta_2`, is taken as it is in the compute dtype, in averages and in
+    corrections for bias alike.
 
     Attributes:
         gradient: `g_t`, a tensor of the variable's shape.

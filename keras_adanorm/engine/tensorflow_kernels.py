@@ -267,7 +267,7 @@ def radam(optimizer, scalars, pushes, variables):
 
 
 def adabelief(optimizer, scalars, pushes, variables):
-    """AdaBelief's algorithm: the kernel gets the surprise, and a first moment that is up to date."""
+    """AdaBelief's algorithm: the kernel gets the surprise, and the new first moment."""
     rate, epsilon = scalars.rate(optimizer), scalars.epsilon(optimizer)
     limit = _SQUARABLE[scalars.dtype]
     for push, variable in zip(pushes, variables, strict=True):

@@ -307,7 +307,9 @@ class TorchStep(Step):
         return root.add_(self._scalar(floor))
 
     def choose(self, condition, if_true, if_false):
-        if self._on_cpu and not isinstance(condition, bool):  # where a look at a number costs nothing
+        if self._on_cpu and not isinstance(
+            condition, bool
+        ):  # where a look at a number costs nothing
             return if_true() if bool(condition) else if_false()
         return super().choose(condition, if_true, if_false)
 

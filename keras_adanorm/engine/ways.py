@@ -6,7 +6,7 @@
 | `one_by_one`: all norms at once, then each variable | where no other way is certain |
 | `distributed.py`: the same after the sum over devices | under a strategy of `tf.distribute` |
 | `tensorflow_kernels.py`: fused kernels | TensorFlow without XLA |
-| `one_program.py` | JAX or TensorFlow compile the update of all variables as one program |
+| `one_program.py` | JAX compiles the update of all variables as one program |
 | `torch_groups.py` | torch |
 """
 
@@ -14,7 +14,7 @@ import contextlib
 
 import keras
 
-from keras_adanorm.engine import execution, precision, private
+from keras_adanorm.engine import precision, private
 from keras_adanorm.engine.step import Step, Update
 
 # A subclass that has one of these of its own is run by Keras' own way.
@@ -34,9 +34,9 @@ def update_all(optimizer, gradients, variables, learning_rate):
     backend = keras.backend.backend()
     if backend == "torch":
         from keras_adanorm.engine.torch_groups import update_in_groups as way
-    elif is_one_program(optimizer):
+    elif backend == "jax" and is_one_program(optimizer):
         from keras_adanorm.engine.one_program import update_as_one_program as way
-    elif backend == "tensorflow":
+    elif backend == "tensorflow" and not is_one_program(optimizer):
         from keras_adanorm.engine.tensorflow_kernels import update_by_kernels as way
     with without_gradients():
         way(optimizer, gradients, variables, learning_rate)
@@ -47,7 +47,7 @@ def is_one_program(optimizer):
     if keras.backend.backend() == "jax":
         traced = private.is_traced_by_jax(precision.as_tensor(optimizer.iterations))
         return traced and keras.distribution.distribution() is None
-    return keras.backend.backend() == "tensorflow" and execution.is_compiled_by_xla()
+    return keras.backend.backend() == "tensorflow" and private.is_compiled_by_xla()
 
 
 def is_distributed(optimizer):

@@ -1,0 +1,127 @@
+"""The L2 norms of a list of JAX arrays, free of overflow and underflow, each read once.
+
+A norm comes from one of three sums of squares, of `x * 2^-k`, `x` and `x * 2^k`: the one whose
+terms are in the dtype's range. A compiler computes all three in one read. What a sum can't hold is
+clipped before it is squared, so that no Inf arises from finite numbers.
+
+On a CPU, where a program is compiled for float32, the squares are added up in float64 instead.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from keras_adanorm import execution
+from keras_adanorm.engine import private
+from keras_adanorm.engine.stacks import MAX_OPERANDS, SMALL, positions_by_kind
+
+# 2^k is the scale. A sum is used below 2^limit; its terms are clipped there. Up to 2^31 terms of
+# this size are still in range.
+_SCALE = {"float32": 80, "float64": 540}
+_LIMIT = {"float32": 96, "float64": 960}
+# Partial sums of a large gradient on a GPU. A second kernel adds up those of all gradients.
+_PARTS = 256
+
+
+def jax_norms(tensors, dtype):
+    """The L2 norm of each array, a vector of a dtype."""
+    by_dtype = {}
+    for i, tensor in enumerate(tensors):
+        by_dtype.setdefault(tensor.dtype.name, []).append(i)
+    norms, order = [], []
+    for name, positions in by_dtype.items():
+        norms.append(_norms_of_one_dtype([tensors[i] for i in positions], name).astype(dtype))
+        order += positions
+    return norms[0] if len(norms) == 1 else jnp.concatenate(norms)[np.argsort(order)]
+
+
+def _norms_of_one_dtype(tensors, dtype):
+    if private.is_traced_by_jax(tensors[0]) and keras_has_one_device():
+        if execution.target() == "gpu":
+            return _norms_of_sums(_sums_in_few_kernels(tensors, _scales(dtype)), dtype)
+        if execution.target() == "cpu" and dtype == "float32":
+            return _norms_by_float64(tensors)
+    return _norms_of_sums(_sums_one_by_one(tensors, _scales(dtype)), dtype)
+
+
+def keras_has_one_device():
+    """Whether no distribution of Keras lays arrays out over devices: a stack would move them."""
+    import keras
+
+    return keras.distribution.distribution() is None
+
+
+def _scales(dtype):
+    """2^-k and 2^k, hidden from XLA, which may make `(x * c) * (x * c)` a `(x * x) * (c * c)`."""
+    k = _SCALE[dtype]
+    scales = tuple(jnp.asarray(2.0**power, dtype) for power in (-k, k))
+    return jax.lax.optimization_barrier(scales)
+
+
+def _scaled_squares(x, scales):
+    """The squares at the three scales, clipped at 2^limit."""
+    dtype = x.dtype.name
+    largest = 2.0 ** (_LIMIT[dtype] / 2)
+    small = largest * 2.0 ** -_SCALE[dtype]
+    return [
+        jnp.square(x * scales[0]),
+        jnp.square(jnp.clip(x, -largest, largest)),
+        jnp.square(jnp.clip(x, -small, small) * scales[1]),
+    ]
+
+
+def _norms_of_sums(sums, dtype):
+    large, plain, small = sums
+    k, limit = _SCALE[dtype], 2.0 ** _LIMIT[dtype]
+    # The root of the largest number at the smallest scale: what is larger is held there.
+    held = jnp.minimum(jnp.sqrt(large), float(np.finfo(dtype).max) * 2.0**-k)
+    # An Inf or NaN in the array makes the sum of the smallest scale one.
+    beyond = jnp.where(jnp.isfinite(large), held * 2.0**k, large)
+    norm = jnp.where(plain < limit, jnp.sqrt(plain), beyond)  # false where it is NaN
+    return jnp.where(small < limit, jnp.sqrt(small) * 2.0**-k, norm)
+
+
+def _sums_one_by_one(tensors, scales):
+    """A full sum in the array's own shape. On a TPU a reshape is a copy."""
+    of_each = [[jnp.sum(squares) for squares in _scaled_squares(x, scales)] for x in tensors]
+    return [jnp.stack(of_scale) for of_scale in zip(*of_each, strict=True)]
+
+
+def _sums_in_few_kernels(tensors, scales):
+    """GPU: small arrays of one shape as rows; partial sums of large ones, added up at once."""
+    order, sums, partial = [], [], []
+    for group in positions_by_kind([x.shape for x in tensors], SMALL, MAX_OPERANDS):
+        first = tensors[group[0]]
+        if first.size < SMALL:
+            rows = jnp.stack([tensors[i].reshape(-1) for i in group])
+            order += group
+            sums.append([jnp.sum(x, axis=1) for x in _scaled_squares(rows, scales)])
+        else:
+            flat = jnp.pad(first.reshape(-1), (0, -first.size % _PARTS))
+            rows = _scaled_squares(flat.reshape(_PARTS, -1), scales)
+            partial.append((group[0], [jnp.sum(x, axis=1) for x in rows]))
+    for start in range(0, len(partial), MAX_OPERANDS):
+        part = partial[start : start + MAX_OPERANDS]
+        order += [i for i, _ in part]
+        of_scales = zip(*(sums_of_one for _, sums_of_one in part), strict=True)
+        sums.append([jnp.sum(jnp.stack(of_scale), axis=1) for of_scale in of_scales])
+    back = np.argsort(order)
+    return [jnp.concatenate(of_scale)[back] for of_scale in zip(*sums, strict=True)]
+
+
+def _norms_by_float64(tensors):
+    """CPU: one sum in float64, in which squares of float32 neither overflow nor underflow."""
+    with private.jax_in_64_bits():
+        sums, order = [], []
+        # Small ones as rows: each sum is a kernel or three, which take time to compile.
+        for group in positions_by_kind([x.shape for x in tensors], SMALL, MAX_OPERANDS):
+            rows = jnp.stack([tensors[i].reshape(-1) for i in group])
+            wide = jax.lax.convert_element_type(rows, jnp.float64)
+            sums.append(jnp.sum(jnp.square(wide), axis=1))
+            order += group
+        norm = jnp.sqrt(jnp.concatenate(sums))[np.argsort(order)]
+        held = jnp.minimum(norm, float(np.finfo("float32").max))
+        norm = jnp.where(jnp.isfinite(norm), held, norm)
+        norm = jax.lax.convert_element_type(norm, jnp.float32)
+    # Else XLA computes the whole vector again inside of each variable's update.
+    return jax.lax.optimization_barrier(norm)
