@@ -4,8 +4,8 @@ What an algorithm sees are torch's own tensors. It is run
 
 - for all small variables of one kind together, as one flat tensor that their values are copied into
   and back from, if it is elementwise: a GPU is sent few operations, and Python runs few lines;
-- for a large variable in flat parts, if it is elementwise and on a CPU: what one operation writes is
-  still in the cache when the next one reads it;
+- for a large variable in flat parts, if it is elementwise and on a CPU: what one operation writes
+  is still in the cache when the next one reads it;
 - for any other variable alone, in its own shape.
 
 Averages and the variable are changed in place where nothing can tell: see `TorchStep`.
