@@ -21,6 +21,10 @@ PROGRAMS = [
     "examples.study.report",
     "examples.benchmarks.step_time",
     "examples.benchmarks.data_speed",
+    "tuning.search",
+    "tuning.compare",
+    "tuning.report",
+    "tuning.tables",
 ]
 
 
@@ -71,6 +75,31 @@ def test_an_interrupt_that_became_another_error_is_an_interrupt(capsys):
     assert signal.getsignal(signal.SIGINT) is before
 
 
+SWALLOWED = """
+import os, signal, sys, time
+from examples.training import command_line
+
+class Interrupted:
+    def __del__(self):  # lets no exception through
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(1)
+
+def action():
+    Interrupted()
+    time.sleep(30)
+    return 0
+
+sys.exit(command_line.run("python -m examples.some", action, "the same command goes on"))
+"""
+
+
+def test_an_interrupt_that_a_callback_swallows_ends_the_program():
+    process = child.start(["-c", SWALLOWED])
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert error == f"{PROGRAM}: error: interrupted; the same command goes on\n"
+
+
 def test_a_request_to_end_is_obeyed(capsys):
     def action():
         os.kill(os.getpid(), signal.SIGTERM)
@@ -100,10 +129,11 @@ def test_every_program_has_help_and_refuses_what_it_does_not_know(program):
 
 
 def test_programs_are_all_of_them():
-    root = pathlib.Path(child.ROOT, "examples")
+    root = pathlib.Path(child.ROOT)
     found = {
-        ".".join(path.relative_to(root.parent).with_suffix("").parts)
-        for path in root.rglob("*.py")
+        ".".join(path.relative_to(root).with_suffix("").parts)
+        for folder in ("examples", "tuning")
+        for path in (root / folder).rglob("*.py")
         if "loops" not in path.parts and "PROGRAM =" in path.read_text(encoding="utf-8")
     }
     assert found == set(PROGRAMS)

@@ -24,12 +24,19 @@ def run(prog, action, after_interrupt=""):
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     signals = []
+    interrupted = f"interrupted; {after_interrupt}" if after_interrupt else "interrupted"
 
     def interrupt(number, frame):
         signals.append(number)
         raise KeyboardInterrupt
 
-    with _handled(interrupt):
+    def end(unraisable):
+        # Raised inside a callback that lets nothing through, it would be lost.
+        if signals and issubclass(unraisable.exc_type, KeyboardInterrupt):
+            os._exit(complain(prog, interrupted, 128 + signals[0]))
+        sys.__unraisablehook__(unraisable)
+
+    with _handled(interrupt, end):
         try:
             return action()
         except UsageError as error:
@@ -46,25 +53,28 @@ def run(prog, action, after_interrupt=""):
             if not signals:
                 raise
     if signals:
-        told = f"interrupted; {after_interrupt}" if after_interrupt else "interrupted"
-        return complain(prog, told, 128 + signals[0])
+        return complain(prog, interrupted, 128 + signals[0])
     return complain(prog, reason, status)
 
 
 class _handled:
     """Handles Ctrl-C, and the request of a scheduler to end, while the block runs."""
 
-    def __init__(self, handler):
+    def __init__(self, handler, unraisable):
         self._handler = handler
+        self._unraisable = unraisable
         self._before = {}
 
     def __enter__(self):
+        self._unraisable_before = sys.unraisablehook
+        sys.unraisablehook = self._unraisable
         # Python lets no other thread set a handler.
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._before[number] = signal.signal(number, self._handler)
 
     def __exit__(self, *error):
+        sys.unraisablehook = self._unraisable_before
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
