@@ -26,7 +26,7 @@ from tuning import compare, oracles, report, search, tables
 from tuning.chief import role
 from tuning.hypermodel import OBJECTIVES
 from tuning.space import OptimizerSpace
-from tuning.tuner import model_path
+from tuning.trials import model_path
 
 DRAW = report.draw
 

@@ -170,28 +170,29 @@ def test_a_trial_that_diverges_is_told_in_a_line(tmp_path):
     assert row["status"] == "FAILED"
 
 
-def train_and(act, folder):
-    """Starts a search, acts while it trains, and returns its process and the one that trained.
-
-    Args:
-        act: Function of the search's process, and of the id of the one that trains.
-        folder: Path of the search.
-    """
+@contextlib.contextmanager
+def in_training(folder):
+    """A search that is in its first trial, and the id of the process that trains."""
     process = start_search([*TINY, "--max-trials", "1", "--directory", str(folder)])
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(all_ended(process))
+    with all_ended(process):
         wait_for(lambda: list(folder.glob("*/trial_0/execution0/checkpoints")), process)
         children = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
-        trainer = int(children.split()[-1])
-        act(process, trainer)
-        stack.pop_all()
-    return process, trainer
+        yield process, int(children.split()[-1])
+
+
+def has_ended(process_id):
+    try:
+        state = pathlib.Path(f"/proc/{process_id}/stat").read_text().rpartition(") ")[2]
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return state.startswith("Z")  # nobody has asked for its exit status yet
 
 
 def test_a_process_that_dies_stops_the_search_and_fails_no_trial(tmp_path):
     """The process that trains is killed, as the system does when there is no memory left."""
-    process, _ = train_and(lambda process, trainer: os.kill(trainer, signal.SIGKILL), tmp_path)
-    output = finish(process, 1)
+    with in_training(tmp_path) as (process, trainer):
+        os.kill(trainer, signal.SIGKILL)
+        output = finish(process, 1)
     assert "Trial 0 was stopped: The process that trained was killed by SIGKILL" in output
     assert "Traceback" not in output
     (trial,) = tmp_path.glob("*/trial_0/trial.json")
@@ -199,11 +200,23 @@ def test_a_process_that_dies_stops_the_search_and_fails_no_trial(tmp_path):
 
 
 def test_ctrl_c_ends_search_and_training(tmp_path):
-    process, trainer = train_and(lambda process, _: process.send_signal(signal.SIGINT), tmp_path)
-    output = finish(process, 130)
+    with in_training(tmp_path) as (process, trainer):
+        process.send_signal(signal.SIGINT)
+        output = finish(process, 130)
+        assert has_ended(trainer)
     assert "Traceback" not in output
     assert output.count("error: interrupted; the same command goes on") == 1
-    assert not pathlib.Path(f"/proc/{trainer}").exists()
+
+
+def test_the_process_that_trains_ends_with_a_search_that_is_killed(tmp_path):
+    with in_training(tmp_path) as (process, trainer):
+        process.kill()
+        process.wait()
+        deadline = time.monotonic() + 60
+        while not has_ended(trainer):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+    assert not list(tmp_path.glob("*/trial_0/execution0/record.json"))
 
 
 class Machines:

@@ -35,9 +35,9 @@ def points(space, randoms=20):
         for part in declared.space
     ]
     names = [part.name for part in declared.space]
-    found = list(itertools.product(*ends))
-    found += [[part.random_sample(seed) for part in declared.space] for seed in range(randoms)]
-    for values in found:
+    points = list(itertools.product(*ends))
+    points += [[part.random_sample(seed) for part in declared.space] for seed in range(randoms)]
+    for values in points:
         hp = keras_tuner.HyperParameters()
         hp.values = dict(zip(names, values, strict=True))
         yield hp
@@ -126,7 +126,7 @@ def test_hypermodel_trains_by_the_recipe_and_tells_of_the_last_epoch():
     hp.values = {"learning_rate": 0.01, ONE_MINUS_GAMMA: 0.25}
     model = hypermodel.build(hp)
     assert model.optimizer.gamma == 0.75
-    found = hypermodel.fit(hp, model, callbacks=[watch], verbose=0)
-    assert found["last_epoch_val_accuracy"] == rates[-1][1]
+    last_values = hypermodel.fit(hp, model, callbacks=[watch], verbose=0)
+    assert last_values["last_epoch_val_accuracy"] == rates[-1][1]
     assert [rate for rate, _ in rates] == pytest.approx([0.01, 0.01, 0.001])
     assert int(model.optimizer.iterations) == 9

@@ -39,7 +39,9 @@ def read_json(path, advice=""):
             raise ValueError("it is no JSON object")
     except FileNotFoundError as error:
         raise SearchError(f"{path} is missing. {advice}".rstrip()) from error
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise SearchError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
         raise SearchError(f"{path} is damaged ({error}). {advice}".rstrip()) from error
     return content
 

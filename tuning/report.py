@@ -27,7 +27,7 @@ def rows(oracle, trials):
 
     Args:
         oracle: One of `tuning.oracles.ORACLES`, made.
-        trials: `tuning.tuner.Trials`.
+        trials: `tuning.trials.Trials`.
 
     Raises:
         RecordError: If a record that a trial needs is missing or damaged.
@@ -234,7 +234,9 @@ def main(arguments=None):
             raise checks.refused("picture", "a file name that ends in .png", files["picture"])
         try:
             draw(document, files["picture"])
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+        except OSError as error:
+            raise SearchError(f"{files['picture']} cannot be written: {error.strerror}") from error
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             reason = f"{type(error).__name__}: {error}"
             raise SearchError(f"{files['record']} is no record of a search ({reason})") from error
         print(files["picture"])

@@ -142,13 +142,13 @@ def search(
         `None` in the place of the rows for a worker, which sees only its own.
 
     Raises:
-        UsageError: If an argument is wrong or there are no data.
-        RunError: If the folder cannot be used, or is another search's.
-        SearchError: If the search cannot go on.
+        UsageError: If an argument is wrong, there are no data, or the folder is another search's.
+        LockedError: If another process is at this search.
+        RunError: If the search cannot go on.
     """
     from examples.training import records, run
     from tuning import chief, project, trial_process
-    from tuning.tuner import Trials
+    from tuning.trials import Trials
 
     role = chief.role()
     if role == "chief":
@@ -166,8 +166,8 @@ def search(
         _work_for_chief(trials, identity, worker_timeout, chief_timeout)
         return folder, None
     with run.exclusive(folder):
-        project.claim(folder, identity)
         try:
+            project.claim(folder, identity)
             return folder, _search(trials, identity, machine, role, worker_timeout)
         except (OSError, records.RecordError) as error:
             raise project.SearchError(f"Cannot go on: {error}") from error
@@ -181,7 +181,7 @@ def _search(trials, identity, machine, role, worker_timeout):
     """Runs a search alone or as the chief, and returns the rows of its trials."""
     from tuning import chief, report
     from tuning.oracles import ENDED
-    from tuning.tuner import model_path, work
+    from tuning.trials import model_path, run_trials
 
     plan, folder = trials.plan, trials.folder
 
@@ -200,13 +200,12 @@ def _search(trials, identity, machine, role, worker_timeout):
         oracle.reload(keep_workers=role == "chief")
         began = "Resuming"
     ended = len([trial for trial in oracle.trials.values() if trial.status in ENDED])
-    print(
-        f"{began} {folder}: {ended} of {oracle.max_trials or 'all'} trials are finished", flush=True
-    )
+    total = oracle.max_trials or "all"
+    print(f"{began} {folder}: {ended} of {total} trials are finished", flush=True)
     if role == "chief":
         chief.serve(oracle, folder)
     else:
-        work(oracle, trials, chief.tuner_id())
+        run_trials(oracle, trials, chief.tuner_id())
     rows = report.rows(oracle, trials)
     document = report.document(rows, identity, machine)
     report.write(folder, document)
@@ -218,7 +217,7 @@ def _search(trials, identity, machine, role, worker_timeout):
 def _work_for_chief(trials, identity, worker_timeout, chief_timeout):
     """Runs trials that the chief hands out, until there are no more."""
     from tuning import chief, project
-    from tuning.tuner import work
+    from tuning.trials import run_trials
 
     client = chief.ChiefClient(_oracle(trials.plan), trials.folder, chief_timeout)
     client.connect()
@@ -228,7 +227,8 @@ def _work_for_chief(trials, identity, worker_timeout, chief_timeout):
         return client.heartbeat(trial_id, worker_timeout / 6)
 
     with contextlib.suppress(chief.ChiefEnded):
-        work(client, trials, chief.tuner_id(), alive)
+        run_trials(client, trials, chief.tuner_id(), alive)
+    print("No trials are left", flush=True)
 
 
 def _oracle(plan, **others):
@@ -381,7 +381,7 @@ def main(arguments=None):
 
 def _summarise(folder, rows, plan):
     from tuning import report
-    from tuning.tuner import model_path
+    from tuning.trials import model_path
 
     best = report.ranked(rows, plan.objective)
     print("\n" + report.table(rows, plan.objective))

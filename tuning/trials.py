@@ -121,7 +121,7 @@ class Trials:
             return f"unknown, {path} is missing or damaged"
 
 
-def work(oracle, trials, tuner_id, alive=None):
+def run_trials(oracle, trials, tuner_id, alive=None):
     """Asks for trials and runs them until there are no more.
 
     Args:
