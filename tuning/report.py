@@ -1,6 +1,6 @@
 """What a search gives: all trials as CSV and JSON, a table, the best optimizer, a picture.
 
-python -m tuning.report trials.json search.png    # draws the picture again from a record
+python -m tuning.report trials.json    # draws search.png beside it again
 """
 
 import csv
@@ -11,8 +11,8 @@ from typing import Annotated
 
 from examples.training import checks, command_line, options, records
 from examples.training.checks import Setting
-from tuning.hypermodel import OBJECTIVES
 from tuning.project import SearchError, read_json, write_json
+from tuning.space import DIRECTIONS
 
 PROGRAM = "python -m tuning.report"
 BEST = "best_optimizer.json"
@@ -69,10 +69,10 @@ def ranked(rows, objective):
 
     Args:
         rows: List of dictionaries, as `rows` gives them.
-        objective: A name of `tuning.hypermodel.OBJECTIVES`.
+        objective: A name of `tuning.space.DIRECTIONS`.
     """
     completed = [row for row in rows if row["status"] == "COMPLETED"]
-    largest_first = OBJECTIVES[objective].direction == "max"
+    largest_first = DIRECTIONS[objective] == "max"
     return sorted(completed, key=lambda row: row[objective], reverse=largest_first)
 
 
@@ -217,32 +217,46 @@ def draw(document, path):
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What is drawn, and where."""
+    """What is drawn, and where to."""
 
-    record: Annotated[pathlib.Path, Setting("a trials.json", metavar="RECORD")]
-    picture: Annotated[pathlib.Path, Setting("the PNG to write", metavar="PICTURE")]
+    record: Annotated[
+        tuple[pathlib.Path, ...],
+        Setting("trials.json of a search", metavar="RECORD", least=1),
+    ]
+    output: Annotated[
+        pathlib.Path | None,
+        Setting("the PNG to write", metavar="FILE", unset=f"{PICTURE} beside the record"),
+    ] = None
 
 
 def main(arguments=None):
     """Runs the command line and returns its exit status."""
 
     def action():
-        groups = {"files": options.group(Options)}
-        files = options.read(PROGRAM, __doc__, groups, arguments, tuple(checks.fields(Options)))
-        document = read_json(files["record"])
-        if files["picture"].suffix.lower() != ".png":
-            raise checks.refused("picture", "a file name that ends in .png", files["picture"])
-        try:
-            draw(document, files["picture"])
-        except OSError as error:
-            raise SearchError(f"{files['picture']} cannot be written: {error.strerror}") from error
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-            reason = f"{type(error).__name__}: {error}"
-            raise SearchError(f"{files['record']} is no record of a search ({reason})") from error
-        print(files["picture"])
+        groups = {"picture": options.group(Options)}
+        values = options.read(PROGRAM, __doc__, groups, arguments, positional=["record"])
+        if len(values["record"]) > 1:
+            raise checks.refused("record", "one file", " ".join(map(str, values["record"])))
+        (record,) = values["record"]
+        picture = values["output"] or record.with_name(PICTURE)
+        if picture.suffix.lower() != ".png":
+            raise checks.refused("output", "a file name that ends in .png", picture)
+        _draw_file(record, picture)
+        print(picture)
         return 0
 
     return command_line.run(PROGRAM, action)
+
+
+def _draw_file(record, picture):
+    document = read_json(record)
+    try:
+        draw(document, picture)
+    except OSError as error:
+        raise SearchError(f"{picture} cannot be written: {error.strerror}") from error
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise SearchError(f"{record} is no record of a search ({reason})") from error
 
 
 if __name__ == "__main__":
