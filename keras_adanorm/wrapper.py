@@ -25,6 +25,13 @@ _WAY_TO_THE_UPDATE = ("apply", "stateless_apply", "_backend_apply_gradients")
 
 _LARGEST_FLOAT16 = 65504.0
 
+# They leave the updates to optimizers inside them. An older Keras has no `MultiOptimizer`.
+_DELEGATING = tuple(
+    getattr(keras.optimizers, name)
+    for name in ("LossScaleOptimizer", "MultiOptimizer")
+    if hasattr(keras.optimizers, name)
+)
+
 # What is read and set through the wrapper and held by the inner optimizer alone.
 _SETTINGS = (
     "learning_rate",
@@ -319,7 +326,7 @@ def _wrappable(optimizer):
             "Argument `optimizer` must be an optimizer that does not correct the norm of gradients "
             f"already. Received: optimizer={name}"
         )
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer | keras.optimizers.MultiOptimizer):
+    if isinstance(optimizer, _DELEGATING):
         raise ValueError(
             "Argument `optimizer` must be an optimizer that updates variables itself: nest them "
             f"the other way round, with AdaNorm inside. Received: optimizer={name}"
