@@ -41,7 +41,7 @@ def failing(error):
         (UsageError("Argument `x`\nis wrong"), 2, "Argument `x` is wrong"),
         (DivergedError("The loss is nan."), 1, "The loss is nan."),
         (RecordError("one.json is not a record"), 1, "one.json is not a record"),
-        (PermissionError(13, "Permission denied", "/file"), 1, "Permission denied: '/file'"),
+        (PermissionError(13, "Permission denied", "/file"), 1, "error: Permission denied: /file"),
         (ImportError("No module named 'x'"), 1, "This needs: pip install -e '.[examples]'"),
         (KeyboardInterrupt(), 130, "interrupted; the same command goes on"),
     ],
@@ -98,6 +98,21 @@ def test_an_interrupt_that_a_callback_swallows_ends_the_program():
     _, error = process.communicate(timeout=60)
     assert process.returncode == 130
     assert error == f"{PROGRAM}: error: interrupted; the same command goes on\n"
+
+
+def test_an_interrupt_that_was_swallowed_comes_again(capsys, monkeypatch):
+    monkeypatch.setattr(command_line, "REPEAT_AFTER", 0.05)
+
+    def action():
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(10)
+        except KeyboardInterrupt:
+            time.sleep(60)
+            pytest.fail("went on")
+
+    assert command_line.run(PROGRAM, action) == 130
+    assert capsys.readouterr().err == f"{PROGRAM}: error: interrupted\n"
 
 
 def test_a_request_to_end_is_obeyed(capsys):

@@ -400,6 +400,33 @@ def test_what_is_no_record_of_the_run_is_refused(damage, complaint, tmp_path, tr
     assert path.read_text() == text
 
 
+@pytest.mark.parametrize("target", ["table1", "figure1"])
+@pytest.mark.parametrize("folder", ["file", "file/below"])
+def test_a_folder_that_cannot_be_used_is_told_before_any_work(
+    target, folder, tmp_path, trained, monkeypatch, capsys
+):
+    monkeypatch.setattr(simulation, "record", lambda name: pytest.fail("computed"))
+    (tmp_path / "file").write_text("")
+    arguments = [target, "--scale", "smoke", "--folder", str(tmp_path / folder)]
+    assert reproduce.main(arguments) == 1
+    error = capsys.readouterr().err
+    assert f"Cannot use the output folder {tmp_path / folder}" in error
+    assert error.count("\n") == 1
+    assert trained == []
+
+
+def test_foreign_files_beside_the_records_are_nobodys_runs(tmp_path, trained, capsys):
+    beside = tmp_path / "smoke" / "digits-cnn"
+    beside.mkdir(parents=True)
+    for name, text in {"a": "[1, 2]", "b": '{"seconds": 3}', "c": "{", "d": "[" * 100_000}.items():
+        (beside / f"{name}.json").write_text(text)
+    arguments = ["table1", "--scale", "smoke", "--folder", str(tmp_path)]
+    assert reproduce.main([*arguments, "--dry-run"]) == 0
+    assert "16 runs of a size that was never run" in capsys.readouterr().out
+    assert reproduce.main([*arguments, "--seeds", "1"]) == 0
+    assert len(trained) == 8
+
+
 def test_simulation_is_computed_once(tmp_path, monkeypatch, capsys):
     computed = []
 

@@ -7,6 +7,7 @@ import threading
 
 from examples.training.errors import RunError, UsageError
 
+REPEAT_AFTER = 3.0  # seconds
 NEEDS = {"examples": "pip install -e '.[examples]'", "tuning": "pip install -e '.[tuning]'"}
 
 
@@ -28,6 +29,9 @@ def run(prog, action, after_interrupt=""):
 
     def interrupt(number, frame):
         signals.append(number)
+        # An import, or a callback of a library, can swallow the interrupt: it is repeated.
+        if hasattr(signal, "setitimer"):
+            signal.setitimer(signal.ITIMER_REAL, REPEAT_AFTER)
         raise KeyboardInterrupt
 
     def end(unraisable):
@@ -41,8 +45,11 @@ def run(prog, action, after_interrupt=""):
             return action()
         except UsageError as error:
             reason, status = error, 2
-        except (RunError, OSError) as error:
+        except RunError as error:
             reason, status = error, 1
+        except OSError as error:
+            named = error.filename is not None
+            reason, status = f"{error.strerror}: {error.filename}" if named else error, 1
         except ImportError as error:
             folder = prog.removeprefix("python -m ").partition(".")[0]
             reason, status = f"{error}. This needs: {NEEDS[folder]}", 1
@@ -70,11 +77,14 @@ class _handled:
         sys.unraisablehook = self._unraisable
         # Python lets no other thread set a handler.
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._handler)
+            for name in ("SIGINT", "SIGTERM", "SIGALRM"):
+                if number := getattr(signal, name, None):
+                    self._before[number] = signal.signal(number, self._handler)
 
     def __exit__(self, *error):
         sys.unraisablehook = self._unraisable_before
+        if hasattr(signal, "setitimer"):
+            signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
