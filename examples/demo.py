@@ -185,8 +185,8 @@ def _figure(runs):
                     mean_and_range(
                         axes, [run[curve] for run in runs[name]], color, wide=name == plain
                     )
-        found = _compare_runs(runs, plain, variant)
-        result = intervals.verdict(plain, variant, found)
+        difference = _compare_runs(runs, plain, variant)
+        result = intervals.verdict(plain, variant, difference)
         column[0].text(0, 1.2, variant, color=VARIANT, weight="bold", size=12, **_above(column[0]))
         column[0].text(
             0, 1.07, f"beside {plain}", color=PLAIN, weight="bold", size=9, **_above(column[0])
@@ -194,7 +194,7 @@ def _figure(runs):
         column[1].text(
             0.97,
             0.06,
-            f"last epoch: {100 * found.mean:+.2f} points\n{result}",
+            f"last epoch: {100 * difference.mean:+.2f} points\n{result}",
             ha="right",
             color=INK,
             linespacing=1.5,

@@ -66,10 +66,10 @@ def _compilation(model, rows):
 def _fit(record):
     if "fit" not in record:
         return None
-    found = record["fit"]
+    fit = record["fit"]
     return (
-        f"`model.fit` of a network with {found['parameters']:,} parameters and batches of "
-        f"{found['batch_size']}: AdamNorm takes {_ratio(found)} times Adam's time."
+        f"`model.fit` of a network with {fit['parameters']:,} parameters and batches of "
+        f"{fit['batch_size']}: AdamNorm takes {_ratio(fit)} times Adam's time."
     )
 
 
@@ -80,13 +80,13 @@ def _memory(record):
     names = list(record["memory"][modes[0]])
     rows = [["MB", "state", "scalars", *(f"update's peak, {mode}" for mode in modes)]]
     for name in names:
-        found = record["memory"][modes[0]][name]
+        first = record["memory"][modes[0]][name]
         peaks = (record["memory"][mode][name]["update_bytes"] for mode in modes)
         rows.append(
             [
                 name,
-                f"{found['state_bytes'] / 1e6:.1f}",
-                str(found["scalars"]),
+                f"{first['state_bytes'] / 1e6:.1f}",
+                str(first["scalars"]),
                 *(f"{peak / 1e6:.1f}" for peak in peaks),
             ]
         )
@@ -96,20 +96,20 @@ def _memory(record):
 def _growth(record):
     if "scaling" not in record:
         return None
-    found = record["scaling"]
+    scaling = record["scaling"]
     rows = [["parameters", "variables", "Adam", "AdamNorm"]]
-    for row in found["rows"]:
+    for row in scaling["rows"]:
         adam, ours = (row["optimizers"][name] for name in ("Adam", "AdamNorm"))
         sizes = [f"{row['parameters']:,}", f"{row['variables']:,}"]
         rows.append([*sizes, f"{_milliseconds(adam, 3)}", _ratio(ours)])
     costs = "; ".join(
         f"{name} {cost['nanoseconds_per_parameter']:.2f} ns a parameter and "
         f"{cost['microseconds_per_variable']:.0f} µs a variable"
-        for name, cost in found["fitted_cost"].items()
+        for name, cost in scaling["fitted_cost"].items()
     )
     speed = record["memory_gigabytes_per_second"]
     return (
-        f"{table(rows)}\n\nFitted ({found['mode']}): {costs}. A large copy reads and writes "
+        f"{table(rows)}\n\nFitted ({scaling['mode']}): {costs}. A large copy reads and writes "
         f"{speed:.1f} GB/s: {7 * 4 / speed:.2f} ns for the seven numbers of four bytes that an "
         "update of Adam must read or write for each parameter."
     )

@@ -58,12 +58,12 @@ class Comparison:
 
 
 @dataclasses.dataclass(frozen=True)
-class Arm:
+class ArmResults:
     """The runs of an arm.
 
     Args:
         name: Its name.
-        planned: Tuple of `experiments.Run`, in the order of the seeds.
+        planned: Tuple of `experiments.PlannedRun`, in the order of the seeds.
         records: Tuple, as long, of records; `None` where a run failed or is not done.
         failed: Number of runs that failed.
     """
@@ -147,7 +147,7 @@ class Study:
         return seeds
 
     def _arm(self, name, runs):
-        return Arm(
+        return ArmResults(
             name,
             tuple(runs),
             tuple(map(self._series.record, runs)),

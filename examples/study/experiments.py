@@ -220,7 +220,7 @@ FRESH_SEED = 200
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class PlannedRun:
     """One training run of a series: where its record stands, and what it trains."""
 
     path: str
@@ -238,7 +238,7 @@ def runs(table, scale, seeds=None, first_seed=0):
         first_seed: Integer, the first of them.
 
     Returns:
-        List of `Run`.
+        List of `PlannedRun`.
     """
     size = SCALES[scale]
     models = table.models if scale == "paper" else size.models
@@ -252,7 +252,7 @@ def runs(table, scale, seeds=None, first_seed=0):
 
 
 def trials(scale):
-    """The trials of the tuned pair, as `{arm: [Run]}`.
+    """The trials of the tuned pair, as `{arm: [PlannedRun]}`.
 
     Raises:
         UsageError: If the runs of the scale have no validation images to choose by.
@@ -263,15 +263,15 @@ def trials(scale):
             "The tuned pair needs validation images, which the paper's recipe has none of. "
             f"Argument `scale` must be one of {', '.join(allowed)}. Received: scale={scale}"
         )
-    found = {}
+    planned = {}
     for arm in TUNED_ARMS:
         table = Table("trials", "", _varied(arm, "lr", "learning_rate", TUNED_RATES))
-        found[arm.name] = runs(table, scale, seeds=1, first_seed=TRIAL_SEED)
-    return found
+        planned[arm.name] = runs(table, scale, seeds=1, first_seed=TRIAL_SEED)
+    return planned
 
 
 def finals(scale, series, seeds=None):
-    """The runs of the tuned pair on fresh seeds, as `{arm: [Run]}`.
+    """The runs of the tuned pair on fresh seeds, as `{arm: [PlannedRun]}`.
 
     An arm is in it once all its trials have ended and at least one has ended well.
 
@@ -284,7 +284,7 @@ def finals(scale, series, seeds=None):
         The runs of each arm at the learning rate whose trial had the highest validation accuracy
         after the last epoch.
     """
-    found = {}
+    planned = {}
     for name, tried in trials(scale).items():
         scores = [
             (record["validation"]["accuracy"], one.arm)
@@ -294,8 +294,8 @@ def finals(scale, series, seeds=None):
         if scores and all(series.done(one) for one in tried):
             _, best = max(scores, key=lambda scored: scored[0])
             table = Table("finals", "", (best,))
-            found[name] = runs(table, scale, seeds=seeds, first_seed=FRESH_SEED)
-    return found
+            planned[name] = runs(table, scale, seeds=seeds, first_seed=FRESH_SEED)
+    return planned
 
 
 def seed_by_seed(arms):
@@ -319,4 +319,4 @@ def _run(arm, scale, dataset, model, seed):
         seed=seed,
         **SCALES[scale].settings,
     )
-    return Run(f"{scale}/{dataset}-{model}/{arm.name}-seed{seed}.json", arm, settings)
+    return PlannedRun(f"{scale}/{dataset}-{model}/{arm.name}-seed{seed}.json", arm, settings)

@@ -67,15 +67,15 @@ def _grid(columns, rows, lines, note):
         axes = dict(zip(rows, panels, strict=True))
         for row, side, curve in lines:
             name, records = sides[side]
-            found = [record["epochs"][curve] for record in records if curve in record["epochs"]]
-            if found:
+            drawn = [record["epochs"][curve] for record in records if curve in record["epochs"]]
+            if drawn:
                 style = {"label": name}
                 if curve == "corrected_gradient_norm":
                     style = {"label": f"{name}, corrected"}
                 elif row == "norm" and side == 1:
                     style |= {"linestyle": ":"}
                 color = (PLAIN, VARIANT)[side]
-                mean_and_range(axes[row], found, color, wide=side == 0, **style)
+                mean_and_range(axes[row], drawn, color, wide=side == 0, **style)
         panels[0].set_title(title, color=INK)
         panels[0].legend(frameon=False, fontsize=7)
         panels[-1].set_xlabel("epoch")
@@ -119,8 +119,8 @@ def regret(record):
     results = record["results"]
     figure = Figure(figsize=(9, 3.8))
     (panels,) = figure.subplots(1, len(results), squeeze=False)
-    for axes, (stream, found) in zip(panels, results.items(), strict=True):
-        for name, curve in found.items():
+    for axes, (stream, curves_of) in zip(panels, results.items(), strict=True):
+        for name, curve in curves_of.items():
             mean_and_range(
                 axes,
                 curve["regret"],
@@ -130,11 +130,11 @@ def regret(record):
                 label=name,
             )
         steps, last = np.array(curve["steps"]), np.mean(curve["regret"], axis=0)
-        for kind, label, style in (
+        for bound, label, style in (
             ("bound", "bound (supplement)", "--"),
             ("printed_bound", "bound (main text)", ":"),
         ):
-            axes.plot(steps, curve[kind], color=INK, linewidth=1, linestyle=style, label=label)
+            axes.plot(steps, curve[bound], color=INK, linewidth=1, linestyle=style, label=label)
         guide = last[len(last) // 2] * np.sqrt(steps[len(last) // 2] / steps)
         axes.plot(steps, guide, color=QUIET, linewidth=0.8, label="1/sqrt(T)")
         axes.set(xscale="log", yscale="log", xlabel="T")

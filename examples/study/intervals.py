@@ -1,7 +1,7 @@
 """What a few runs allow to say: intervals by Student's t, and the differences that they can see.
 
-found = intervals.paired(plain, variant, comparisons=4)
-intervals.verdict("Adam", "AdamNorm", found)
+difference = intervals.paired(plain, variant, comparisons=4)
+intervals.verdict("Adam", "AdamNorm", difference)
 """
 
 import typing
@@ -52,13 +52,13 @@ def paired(plain, variant, comparisons=1, resolution=0.0):
     return interval(np.subtract(variant, plain), comparisons, resolution)
 
 
-def verdict(plain, variant, found):
+def verdict(plain, variant, difference):
     """What the interval of a difference allows to say: the name of the better one, or "tie"."""
-    if found.low > 0:
+    if difference.low > 0:
         return f"{variant} ahead"
-    if found.high < 0:
+    if difference.high < 0:
         return f"{plain} ahead"
-    return "tie" if np.isfinite(found.high - found.low) else "one seed tells nothing"
+    return "tie" if np.isfinite(difference.high - difference.low) else "one seed tells nothing"
 
 
 def detectable(values, comparisons=1, resolution=0.0, power=POWER):
@@ -91,8 +91,8 @@ def detectable(values, comparisons=1, resolution=0.0, power=POWER):
     )
 
     def excess(centre):
-        found = stats.norm.sf(limits - centre) + stats.norm.cdf(-limits - centre)
-        return float(found.mean()) - power
+        beyond = stats.norm.sf(limits - centre) + stats.norm.cdf(-limits - centre)
+        return float(beyond.mean()) - power
 
     centre = optimize.brentq(excess, 0.0, limits.max() + 10)
     return centre * _spread(values, resolution) / count**0.5

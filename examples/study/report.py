@@ -264,8 +264,8 @@ class Report:
                     row.append(f"{paper.ACCURACIES[name][key]:.2f}; {_ours(cells[key])}")
                 rows.append(row)
             parts += [f"### Table {name[-1]}. {declared.title}", table(rows)]
-            if found := [record for done in cells.values() for record in done]:
-                parts.append(f"Ours on {_devices(found)}.")
+            if ours := [record for done in cells.values() for record in done]:
+                parts.append(f"Ours on {_devices(ours)}.")
         for name, caption in (("figure2", "curves"), ("figure3", "mean gradient norm")):
             if self._paper_columns(name):
                 parts.append(f"![{caption} at full size](figures/paper-{name}.png)")
@@ -353,8 +353,8 @@ class Report:
                 *("bound / T, main text", "R(T) above the bound, of the T looked at"),
             ]
         ]
-        for stream, found in record["results"].items():
-            for name, curve in found.items():
+        for stream, curves in record["results"].items():
+            for name, curve in curves.items():
                 worst = [max(values) for values in zip(*curve["regret"], strict=True)]
                 rows.append(
                     [
@@ -389,18 +389,18 @@ class Report:
         """The figures that the records give, as `{file name: function that makes it}`."""
         from examples.study import figures
 
-        found = {}
+        drawn = {}
         for name, draw in (("figure1", figures.figure1), ("regret", figures.regret)):
             if (record := self._simulation(name)) is not None:
-                found[f"{name}.png"] = lambda draw=draw, record=record: draw(record)
+                drawn[f"{name}.png"] = lambda draw=draw, record=record: draw(record)
         draws = {"figure2": figures.curves, "figure3": figures.gradient_norms}
         for scale, columns, note in self._drawn():
             for name, draw in draws.items():
                 if chosen := columns(name):
-                    found[f"{scale}-{name}.png"] = lambda draw=draw, chosen=chosen, note=note: draw(
+                    drawn[f"{scale}-{name}.png"] = lambda draw=draw, chosen=chosen, note=note: draw(
                         chosen, note
                     )
-        return found
+        return drawn
 
     def _drawn(self):
         from examples.study import figures
@@ -438,9 +438,9 @@ def _difference(one):
     return f"{name} {100 * one.together.mean:+.2f} points ({', '.join([*told, one.verdict])})"
 
 
-def _comparisons(found):
+def _comparisons(comparisons):
     rows = [["", "difference", "95% interval", "widened", "n", "detectable", "verdict"]]
-    for one in found:
+    for one in comparisons:
         row = [f"{one.variant} - {one.plain}"]
         if one.differences:
             detectable = "-" if math.isinf(one.detectable) else f"{100 * one.detectable:.2f}"
@@ -456,9 +456,9 @@ def _mean_cells(accuracies):
     """The mean and its interval, in percent. No accuracy is below 0 or above 100."""
     if not accuracies:
         return NOT_RUN, "-"
-    found = intervals.interval(accuracies)
-    low, high = (f"{100 * min(max(end, 0.0), 1.0):.2f}" for end in (found.low, found.high))
-    return f"{100 * found.mean:.2f}", "-" if len(accuracies) == 1 else f"{low} to {high}"
+    interval = intervals.interval(accuracies)
+    low, high = (f"{100 * min(max(end, 0.0), 1.0):.2f}" for end in (interval.low, interval.high))
+    return f"{100 * interval.mean:.2f}", "-" if len(accuracies) == 1 else f"{low} to {high}"
 
 
 def _runs(arm):
@@ -468,13 +468,13 @@ def _runs(arm):
     return f"{told}, {arm.failed} failed" if arm.failed else told
 
 
-def _epochs(found):
-    if not found:
+def _epochs(epochs):
+    if not epochs:
         return "-"
-    never = sum(map(math.isinf, found))
-    median = statistics.median_high(found)
+    never = sum(map(math.isinf, epochs))
+    median = statistics.median_high(epochs)
     told = "never" if math.isinf(median) else f"{median}"
-    return f"{told} ({never} of {len(found)} never)" if never else told
+    return f"{told} ({never} of {len(epochs)} never)" if never else told
 
 
 def _trial(series, arm, index):
@@ -499,10 +499,10 @@ def _violated(curve, worst, name):
     readings = {"supplement": "bound", "main text": "printed_bound"}
     if name != "AdamNorm":
         del readings["main text"]  # no gamma, no second reading
-    for label, kind in readings.items():
-        pairs = zip(worst, curve[kind], strict=True)
+    for label, bound in readings.items():
+        pairs = zip(worst, curve[bound], strict=True)
         above = [
-            t for t, (value, bound) in zip(curve["steps"], pairs, strict=True) if value > bound
+            t for t, (value, limit) in zip(curve["steps"], pairs, strict=True) if value > limit
         ]
         if above:
             from_there = above == curve["steps"][-len(above) :]

@@ -56,7 +56,7 @@ class Series:
         A run that diverges is recorded as failed, with its reason, and the series goes on.
 
         Args:
-            planned: List of `experiments.Run`.
+            planned: List of `experiments.PlannedRun`.
             data_dir: Path that is handed to `examples.training.data.load`.
             patience: Seconds between two looks at what others are doing.
 
@@ -104,7 +104,7 @@ class Series:
         `examples.study.cost` computes.
 
         Args:
-            planned: List of `experiments.Run`.
+            planned: List of `experiments.PlannedRun`.
             rate: Positive float, multiply-adds a second, for what was not measured.
             machine: The machine that has it, in words.
         """

@@ -102,15 +102,15 @@ def _walk(gradient, gamma, learning_rate, slope_steps, steps):
     place = keras.Variable(np.array([start]), dtype="float64")
     optimizer = keras_adanorm.AdamNorm(learning_rate, gamma=gamma)
     optimizer.build([place])
-    found = {"position": [], "update": []}
+    walk = {"position": [], "update": []}
     for _ in range(slope_steps + steps):
         before = float(keras.ops.convert_to_numpy(place)[0])
         slope = -1.0 if before < 0 else gradient(before)
         optimizer.apply([keras.ops.convert_to_tensor(np.array([slope]))], [place])
         after = float(keras.ops.convert_to_numpy(place)[0])
-        found["position"].append(before)
-        found["update"].append(abs(after - before))
-    return found
+        walk["position"].append(before)
+        walk["update"].append(abs(after - before))
+    return walk
 
 
 def descend(gradient, start, steps, gamma, alpha, beta_1, beta_2, decay, bound=1.0):
@@ -235,11 +235,11 @@ def _regret(stream, gamma, settings, points):
         if t in keep:
             rooted[t] = np.sqrt(t * v_hat).sum(-1).max()
             gradients[t] = np.sqrt(squares).sum(-1).max()
-    found = losses.cumsum(0) - problem.best()
+    total = losses.cumsum(0) - problem.best()
     eta = settings["beta_1"] ** 2 / math.sqrt(settings["beta_2"])
     return {
         "steps": kept.tolist(),
-        "regret": (found[kept - 1] / kept[:, None]).T.tolist(),
+        "regret": (total[kept - 1] / kept[:, None]).T.tolist(),
         **{
             name: [
                 _bound(settings, factor, *largest, rooted[t], gradients[t]) / t

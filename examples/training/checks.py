@@ -141,14 +141,14 @@ class Field:
 def fields(cls):
     """The fields of a dataclass that have a `Setting`, as `{name: Field}`."""
     hints = typing.get_type_hints(cls, include_extras=True)
-    found = {}
+    stated = {}
     for field in dataclasses.fields(cls):
         annotation = hints[field.name]
         settings = [m for m in getattr(annotation, "__metadata__", ()) if isinstance(m, Setting)]
         if settings:
             kind, optional, many = _parts(annotation.__origin__)
-            found[field.name] = Field(field.name, settings[0], kind, optional, many, field.default)
-    return found
+            stated[field.name] = Field(field.name, settings[0], kind, optional, many, field.default)
+    return stated
 
 
 def check(instance):

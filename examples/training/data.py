@@ -333,6 +333,9 @@ def _read_tiny_imagenet(image_size, data_dir):
     folder = _tiny_imagenet_folder(data_dir)
     if folder:
         builder = TinyImagenet.from_folder(folder, data_dir=_records_dir(None))
+        if not builder.is_prepared():
+            # tensorflow_datasets says "Downloading" of whatever it prepares.
+            print(f"No download: the images of {folder} are copied, once, to {builder.data_dir}")
         _prepare(builder)
     else:
         builder = TinyImagenet(data_dir=_records_dir(data_dir))

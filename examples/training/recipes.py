@@ -167,7 +167,7 @@ def optimizer_classes():
 
     import keras_adanorm
 
-    found = {}
+    classes = {}
     for module in (keras.optimizers, keras_adanorm):
         for name, value in vars(module).items():
             if (
@@ -176,8 +176,8 @@ def optimizer_classes():
                 and value is not keras.optimizers.Optimizer
                 and "learning_rate" in optimizer_arguments(value)
             ):
-                found[name] = value
-    return found
+                classes[name] = value
+    return classes
 
 
 def optimizer_class(name):
@@ -235,7 +235,7 @@ def optimizer_fields(cls):
     import keras
 
     texts = _documented(keras.optimizers.Adam) | _documented(cls)
-    found = []
+    fields = []
     for name, default in optimizer_arguments(cls).items():
         kind, limits = _KERAS_ARGUMENTS.get(name, (type(default), {}))
         if name == "learning_rate" or kind not in (int, float, bool, str):
@@ -244,8 +244,8 @@ def optimizer_fields(cls):
         unset = "" if "default" in text.lower() else str(default)
         setting = Setting(text or "see the documentation of Keras", unset=unset, **limits)
         unset_value = default if kind is bool else None
-        found.append(checks.Field(name, setting, kind, kind is not bool, False, unset_value))
-    return found
+        fields.append(checks.Field(name, setting, kind, kind is not bool, False, unset_value))
+    return fields
 
 
 def _documented(cls):

@@ -100,10 +100,10 @@ def validate(record, path="record"):
     """
     if not isinstance(record, dict):
         raise RecordError(f"{path} is not a record: an object is expected")
-    for name, kind in FIELDS.items():
+    for name, type_ in FIELDS.items():
         if name not in record:
             raise RecordError(f"{path} is not a record: `{name}` is missing")
-        if not isinstance(record[name], kind) or isinstance(record[name], bool):
+        if not isinstance(record[name], type_) or isinstance(record[name], bool):
             raise RecordError(f"{path} is not a record: `{name}` is {record[name]!r}")
     if record["schema"] != SCHEMA:
         raise RecordError(f"{path} has schema {record['schema']}, this program reads {SCHEMA}")
