@@ -51,7 +51,7 @@ BOUNDS = {
 COUNT = """
 import json
 from examples.benchmarks import accelerator
-shapes = [(256,)] * 24 + [(64, 256)] * 3 + [(3, 3, 64, 64)] * 2 + [(1000, 300)]
+shapes = [(256,)] * 24 + [(64, 256)] * 3 + [(3, 3, 64, 64)] * 2 + [(3000, 1000)]
 counts = {n: accelerator.count(n, shapes, "h100") for n in ["Adam", *%s]}
 print(json.dumps(counts))
 """

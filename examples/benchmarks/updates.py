@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import itertools
 import json
 import pathlib
 import subprocess
@@ -23,6 +24,8 @@ OPTIMIZERS = {
     "DiffGrad": keras_adanorm.DiffGrad,
     "Radam": keras_adanorm.Radam,
     "AdaBelief": keras_adanorm.AdaBelief,
+    "AdaNorm(SGD)": lambda: keras_adanorm.AdaNorm(keras.optimizers.SGD(0.01, momentum=0.9)),
+    "AdaNorm(Adam)": lambda: keras_adanorm.AdaNorm(keras.optimizers.Adam()),
 }
 
 
@@ -59,11 +62,9 @@ class Candidate:
         if mode == "jit":
             return self._jax_updater(gradients)
 
-        def update():
-            self.optimizer.apply(gradients, self.variables)
-
+        turns = itertools.cycle(gradients)
         if mode == "eager":
-            return update
+            return lambda: self.optimizer.apply(next(turns), self.variables)
         import tensorflow as tf
 
         tf.get_logger().setLevel("ERROR")  # every optimizer traces this function: no retracing
@@ -72,7 +73,7 @@ class Candidate:
         def compiled(gradients):
             self.optimizer.apply(gradients, self.variables)
 
-        return lambda: compiled(gradients)
+        return lambda: compiled(next(turns))
 
     def _jax_updater(self, gradients):
         import jax
@@ -86,11 +87,12 @@ class Candidate:
             [jax.numpy.copy(v.value) for v in variables]
             for variables in (self.variables, self.optimizer.variables)
         )
-        self._lower = lambda: step.lower(*pending, gradients)
+        self._lower = lambda: step.lower(*pending, gradients[0])
+        turns = itertools.cycle(gradients)
 
         def update():
             nonlocal pending
-            self._pending = pending = step(*pending, gradients)
+            self._pending = pending = step(*pending, next(turns))
 
         return update
 
@@ -126,10 +128,18 @@ class Candidate:
 
 
 def make_gradients(shapes):
+    """Two lists of gradients, for turns: in each turn half of the variables are corrected.
+
+    What is a tenth as large as in the turn before is below the average of its norm.
+    """
     rng = np.random.default_rng(0)
+    large = [0.01 * rng.standard_normal(shape, "float32") for shape in shapes]
     return [
-        keras.ops.convert_to_tensor(0.01 * rng.standard_normal(shape, "float32"))
-        for shape in shapes
+        [
+            keras.ops.convert_to_tensor(g if (i + turn) % 2 else np.float32(0.1) * g)
+            for i, g in enumerate(large)
+        ]
+        for turn in range(2)
     ]
 
 
