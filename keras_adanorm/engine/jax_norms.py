@@ -115,9 +115,13 @@ def _norms_by_float64(tensors):
         sums, order = [], []
         # Small ones as rows: each sum is a kernel or three, which take time to compile.
         for group in positions_by_kind([x.shape for x in tensors], SMALL, MAX_OPERANDS):
-            rows = jnp.stack([tensors[i].reshape(-1) for i in group])
-            wide = jax.lax.convert_element_type(rows, jnp.float64)
-            sums.append(jnp.sum(jnp.square(wide), axis=1))
+            if len(group) == 1:  # as a row of a stack it would be added up on one core
+                wide = jax.lax.convert_element_type(tensors[group[0]], jnp.float64)
+                sums.append(jnp.sum(jnp.square(wide)).reshape(1))
+            else:
+                rows = jnp.stack([tensors[i].reshape(-1) for i in group])
+                wide = jax.lax.convert_element_type(rows, jnp.float64)
+                sums.append(jnp.sum(jnp.square(wide), axis=1))
             order += group
         norm = jnp.sqrt(jnp.concatenate(sums))[np.argsort(order)]
         held = jnp.minimum(norm, float(np.finfo("float32").max))
