@@ -1,8 +1,12 @@
-# make demo    trains on the digits, prints a table, draws runs/demo.png
-# make test    all tests on TensorFlow, then the optimizers' on JAX and torch
-# make lint    ruff
-# make clean   removes what was made, the environment too
-# Each makes the environment that it needs, once: make PYTHON=python3.12 demo
+# make demo            trains on the digits, prints a table, draws runs/demo.png
+# make test            the tests of the optimizers on TensorFlow and JAX
+# make test-all        all tests, on TensorFlow, JAX and torch
+# make test-versions   the tests of the optimizers with older and newer versions, see tox.toml
+# make test-nightly    the same with the nightly build of Keras
+# make docs            builds the pages in docs/ into site/
+# make lint, make format, make clean
+# Each makes the environment that it needs, once, in .venv. Another Python or folder:
+# make PYTHON=python3.12 VENV=.venv312 test
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -11,38 +15,53 @@ WORKERS ?= 2
 INSTALL = $(VENV)/bin/python -m pip install --quiet --constraint constraints.txt
 PYTEST = $(VENV)/bin/python -m pytest --quiet --numprocesses $(WORKERS) --dist worksteal
 
-.PHONY: demo test test-tensorflow test-jax test-torch lint format clean
+.PHONY: demo test test-all test-all-tensorflow test-all-jax test-all-torch test-tensorflow test-jax test-versions \
+	test-nightly docs lint format clean
 
-demo: $(VENV)/.examples
+demo: $(VENV)/.demo
 	$(VENV)/bin/python -m examples.demo
 
-test: test-tensorflow test-jax test-torch
+test: test-tensorflow test-jax
 
-test-tensorflow: $(VENV)/.test
+test-all: test-all-tensorflow test-all-jax test-all-torch
+
+test-tensorflow test-jax: test-%: $(VENV)/.test
+	KERAS_BACKEND=$* $(PYTEST) --optimizers-only tests keras_adanorm
+
+test-all-tensorflow: $(VENV)/.dev
 	KERAS_BACKEND=tensorflow $(PYTEST)
 
-test-jax test-torch: test-%: $(VENV)/.test
+test-all-jax test-all-torch: test-all-%: $(VENV)/.dev
 	KERAS_BACKEND=$* $(PYTEST) tests keras_adanorm
 
-lint: $(VENV)/.test
+test-versions: $(VENV)/.dev
+	$(VENV)/bin/tox run --skip-missing-interpreters true
+
+test-nightly: $(VENV)/.dev
+	$(VENV)/bin/tox run -e nightly
+
+docs: $(VENV)/.docs
+	$(VENV)/bin/mkdocs build --strict
+
+lint: $(VENV)/.dev
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 
-format: $(VENV)/.test
+format: $(VENV)/.dev
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist site *.egg-info .pytest_cache .ruff_cache .tox .mypy_cache
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
-# A marker is written once all is installed, so that a broken installation is made again.
-$(VENV)/.examples: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(INSTALL) --editable ".[examples]"
+# A file is written once all is installed, so that a broken installation is made again.
+$(VENV)/.test $(VENV)/.docs $(VENV)/.dev: $(VENV)/.%: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(INSTALL) --editable ".[$*]"
 	touch $@
 
-$(VENV)/.test: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(INSTALL) --editable ".[test,dev]"
-	touch $@ $(VENV)/.examples
+$(VENV)/.demo: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(INSTALL) --editable ".[examples]"
+	touch $@

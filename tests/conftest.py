@@ -10,16 +10,33 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras
 import pytest
 
-# The examples and the tuning run on TensorFlow alone, and the NumPy reference on no backend.
-collect_ignore = [
-    path.name
-    for path in pathlib.Path(__file__).parent.glob("test_*.py")
-    if keras.backend.backend() != "tensorflow"
-    and (
-        path.name == "test_reference.py"
-        or re.search(r"^(from|import) (examples|tuning)\b", path.read_text(), re.MULTILINE)
+TESTS = pathlib.Path(__file__).parent
+ON_TENSORFLOW_ONLY = {"test_devices_document.py", "test_packaging.py", "test_reference.py"}
+IN_A_CLONE_ONLY = {"test_docs.py", "test_loops.py"}
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--optimizers-only",
+        action="store_true",
+        help="leave out what tests the examples, the tuning and the pages",
     )
-]
+
+
+def pytest_ignore_collect(collection_path, config):
+    """The examples and the tuning run on TensorFlow alone, and the NumPy reference on no backend.
+
+    They need more packages than the optimizers do, and a clone.
+    """
+    if collection_path.suffix != ".py" or collection_path.parent != TESTS:
+        return None
+    only, name = config.option.optimizers_only, collection_path.name
+    if not name.startswith("test_") or (keras.backend.backend() == "tensorflow" and not only):
+        return None
+    if name in ON_TENSORFLOW_ONLY or (only and name in IN_A_CLONE_ONLY):
+        return True
+    text = collection_path.read_text(encoding="utf-8")
+    return True if re.search(r"^(from|import) (examples|tuning)\b", text, re.MULTILINE) else None
 
 
 @pytest.fixture(autouse=True)

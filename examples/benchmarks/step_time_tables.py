@@ -29,6 +29,33 @@ def tables(record, path):
     return "\n\n".join(filter(None, parts))
 
 
+def summary(record, path=None, model="vgg16"):
+    """A table of the ratios of the Norm variants for one model and for `fit`.
+
+    Args:
+        record: The record, a dictionary.
+        path: Not used.
+        model: Name of the model. Defaults to `"vgg16"`.
+
+    Returns:
+        Markdown, the same header for every record.
+    """
+    from keras_adanorm.registry import PLAIN_OF
+
+    names = [cls.__name__ for cls in PLAIN_OF]
+    rows, backend = [["", "Adam", *names]], record["device"]["backend"]
+    for mode in _modes(record["updates"].get(model, ())):
+        times = record["updates"][model][mode]
+        ratios = [f"{times[name]['ratio_to_adam']['median']:.2f}" for name in names]
+        rows.append([f"{backend}, {mode}", _milliseconds(times["Adam"]), *ratios])
+    if "fit" in record:
+        adam = f"{record['fit']['milliseconds']['Adam']['median']:.1f} ms"
+        name = f"{backend}, a step of `fit`, smaller network"
+        ratio = f"{record['fit']['ratio_to_adam']['median']:.2f}"
+        rows.append([name, adam, ratio, *("" for _ in names[1:])])
+    return table(rows)
+
+
 def _updates(updates):
     columns = [(model, mode) for model, modes in updates.items() for mode in _modes(modes)]
     rows = [["", *(f"{model}, {mode}" for model, mode in columns)]]

@@ -8,8 +8,8 @@ examples:
   the same of other records, into their folder:
     python -m examples.study.report --folder runs/smoke --scale smoke
 
-The READMEs are that of the project, of examples/ and of examples/study/results/; a table stands
-between `<!-- name -->` and `<!-- end -->`, a figure in examples/study/results/figures/. What stands
+The documents are docs/cost.md and the READMEs of the project, of examples/ and of
+examples/study/results/; a table stands between `<!-- name -->` and `<!-- end -->`, a figure in examples/study/results/figures/. What stands
 between `<!-- results -->` and `<!-- end -->` is written by hand: its numbers are held against the
 records, and it is never rewritten.
 
@@ -99,7 +99,7 @@ class Report:
 
     def render(self, text):
         """The text with each table between `<!-- name -->` and `<!-- end -->` written anew."""
-        names = ("step_time", "hours", "study", "paper", "simulation")
+        names = ("cost", "step_time", "hours", "study", "paper", "simulation")
         return markdown.render(text, {name: getattr(self, f"{name}_table") for name in names})
 
     def complaints(self, text):
@@ -123,16 +123,28 @@ class Report:
 
     # What an update costs
 
+    def cost_table(self):
+        """The ratios of an update's time to that of Adam, for one model."""
+        return "\n".join(
+            line
+            for number, made in enumerate(self._of_each_record(step_time_tables.summary))
+            for line in made.splitlines()[2 if number else 0 :]
+        )
+
     def step_time_table(self):
         """The ratios of an update's time to that of Adam, of each record of `step_time`."""
-        made = []
+        return "\n\n".join(self._of_each_record(step_time_tables.tables))
+
+    def _of_each_record(self, tell):
+        """What is told of each record of `step_time` and its path."""
+        told = []
         for path in sorted(step_time_tables.RECORDS.glob("*.json")):
             record = step_time.load(path)
             try:
-                made.append(step_time_tables.tables(record, path.relative_to(ROOT).as_posix()))
+                told.append(tell(record, path.relative_to(ROOT).as_posix()))
             except (AttributeError, IndexError, KeyError, StopIteration, TypeError) as error:
                 raise RecordError(f"{path} is not whole: {error!r}. Measure it again.") from error
-        return "\n\n".join(made)
+        return told
 
     # The study
 
@@ -558,7 +570,8 @@ def update(report, folder, check):
 
     documents = [folder / "README.md"]
     if folder.resolve() == RECORDS.resolve():
-        documents = [ROOT / "README.md", ROOT / "examples" / "README.md", RESULTS / "README.md"]
+        names = ("README.md", "docs/cost.md", "examples/README.md")
+        documents = [*(ROOT / name for name in names), RESULTS / "README.md"]
     stale, complaints = [], []
     for path in documents:
         before = path.read_text(encoding="utf-8") if path.exists() else None

@@ -1,12 +1,12 @@
-"""What is run where: the tests take their cases from here, and `DEVICES.md` its table.
+"""What is run where: the tests take their cases from here, and `docs/devices.md` its table.
 
-python -m tests.support.coverage_table     # rewrites the table between the markers in DEVICES.md
+python -m tests.support.coverage_table     # rewrites the table between the markers in docs/devices.md
 """
 
 import pathlib
 from typing import NamedTuple
 
-DOCUMENT = pathlib.Path(__file__).parents[2] / "DEVICES.md"
+DOCUMENT = pathlib.Path(__file__).parents[2] / "docs" / "devices.md"
 OPTIMIZERS = (
     "AdamNorm",
     "DiffGradNorm",
@@ -73,7 +73,7 @@ SETUPS = {
 
 
 def make(name, learning_rate=0.01, **arguments):
-    """An optimizer of `OPTIMIZERS`; `AdaNorm` goes round Keras' SGD with momentum."""
+    """An optimizer of `OPTIMIZERS`; `AdaNorm` goes around Keras' SGD with momentum."""
     import keras
 
     import keras_adanorm
