@@ -26,11 +26,7 @@ _WAY_TO_THE_UPDATE = ("apply", "stateless_apply", "_backend_apply_gradients")
 _LARGEST_FLOAT16 = 65504.0
 
 # They leave the updates to optimizers inside them. An older Keras has no `MultiOptimizer`.
-_DELEGATING = tuple(
-    getattr(keras.optimizers, name)
-    for name in ("LossScaleOptimizer", "MultiOptimizer")
-    if hasattr(keras.optimizers, name)
-)
+_DELEGATING = private.optimizer_classes("LossScaleOptimizer", "MultiOptimizer")
 
 # What is read and set through the wrapper and held by the inner optimizer alone.
 _SETTINGS = (

@@ -21,6 +21,7 @@ import keras_adanorm
 from tests.support.optimizers import (
     BACKEND,
     CLASSES,
+    KERAS,
     NORM_CLASSES,
     Run,
     algorithm,
@@ -254,19 +255,21 @@ def test_names(cls):
 def test_found_by_its_registered_name(cls):
     name = f"keras_adanorm>{cls.__name__}"
     assert keras.saving.get_registered_name(cls) == name
-    assert type(keras.optimizers.get(name)) is cls
-    assert type(small_model(name).optimizer) is cls
     for config in (
         {"class_name": name, "config": {"learning_rate": 0.25}},
         {"class_name": cls.__name__, "registered_name": name, "config": {"learning_rate": 0.25}},
     ):
-        optimizer = keras.optimizers.get(config)
-        assert type(optimizer) is cls
-        assert float(to_numpy(optimizer.learning_rate)) == 0.25
+        for optimizer in (keras.optimizers.get(config), small_model(config).optimizer):
+            assert type(optimizer) is cls
+            assert float(to_numpy(optimizer.learning_rate)) == 0.25
 
 
 @every_class
-def test_bare_name_needs_a_scope(cls):
+@pytest.mark.skipif(KERAS >= (3, 16), reason="Keras finds its own classes only by name")
+def test_found_by_name(cls):
+    name = keras.saving.get_registered_name(cls)
+    assert type(keras.optimizers.get(name)) is cls
+    assert type(small_model(name).optimizer) is cls
     for name in (cls.__name__, cls.__name__.lower(), f"keras_adanorm>{cls.__name__.lower()}"):
         for look_up in (keras.optimizers.get, small_model):
             message = f"^Could not interpret optimizer identifier: {name}$"
@@ -603,9 +606,12 @@ def test_weight_decay_is_decoupled_and_applied_once(cls):
 @every_class
 @pytest.mark.parametrize("way", ["var_list", "var_names"])
 def test_exclude_from_weight_decay(cls, way):
-    run, reference = Run(cls(LR, weight_decay=0.25), PARAMS), reference_of(cls)
-    excluded = {"var_list": run.variables[1:], "var_names": ["bias"]}[way]
-    run.optimizer.exclude_from_weight_decay(**{way: excluded})
+    def exclude(optimizer, variables):
+        excluded = {"var_list": variables[1:], "var_names": ["bias"]}[way]
+        optimizer.exclude_from_weight_decay(**{way: excluded})
+
+    run = Run(cls(LR, weight_decay=0.25), PARAMS, prepare=exclude)
+    reference = reference_of(cls)
     for grads in gradients(3):
         run.step(grads)
         reference.params["kernel"] = reference.params["kernel"] * (1 - LR * 0.25)
@@ -795,7 +801,7 @@ def test_fit_eagerly_and_compiled(cls):
 @every_class
 def test_multi_optimizer(cls):
     if not hasattr(keras.optimizers, "MultiOptimizer"):
-        pytest.skip("needs keras.optimizers.MultiOptimizer, Keras 3.13")
+        pytest.skip("Keras has MultiOptimizer from 3.15 on")
     kernel, bias = cls(LR), cls(0.02)
     optimizer = keras.optimizers.MultiOptimizer(
         keras.optimizers.OptimizerMap(kernel, {"bias": bias})

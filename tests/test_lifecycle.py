@@ -10,9 +10,14 @@ import numpy as np
 import pytest
 
 from tests.support.coverage_table import make
-from tests.support.optimizers import BACKEND, to_numpy
+from tests.support.optimizers import BACKEND, KERAS, to_numpy
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation")
+# What Keras raises for a variable that it does not know. Before 3.12, it fails to name the variable
+# in a graph of TensorFlow.
+UNKNOWN, MESSAGE = ValueError, "(?s)Unknown variable.*recreate a new optimizer"
+if BACKEND == "tensorflow" and KERAS < (3, 12):
+    UNKNOWN, MESSAGE = (ValueError, NotImplementedError), f"{MESSAGE}|numpy\\(\\) is only available"
 # JAX compiles each anew.
 some_optimizers = pytest.mark.parametrize(
     "name", ["AdamNorm"] if BACKEND == "jax" else ["AdamNorm", "AdaNorm"]
@@ -46,7 +51,7 @@ def test_an_optimizer_reused_for_another_model(name):
         fit(other)
         assert int(to_numpy(optimizer.iterations)) == 2
     else:
-        with pytest.raises(ValueError, match="(?s)Unknown variable.*recreate a new optimizer"):
+        with pytest.raises(UNKNOWN, match=MESSAGE):
             fit(other)
     fresh = type(optimizer).from_config(optimizer.get_config())
     other.compile(fresh, "mse")

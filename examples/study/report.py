@@ -9,9 +9,9 @@ examples:
     python -m examples.study.report --folder runs/smoke --scale smoke
 
 The documents are docs/cost.md and the READMEs of the project, of examples/ and of
-examples/study/results/; a table stands between `<!-- name -->` and `<!-- end -->`, a figure in examples/study/results/figures/. What stands
-between `<!-- results -->` and `<!-- end -->` is written by hand: its numbers are held against the
-records, and it is never rewritten.
+examples/study/results/. A table is between `<!-- name -->` and `<!-- end -->`, a figure in
+examples/study/results/figures/. What is between `<!-- results -->` and `<!-- end -->` is written by
+hand: its numbers are checked against the records, and it is never rewritten.
 
 exit status: 0 written, or as the records give it; 1 not so, or a damaged record; 2 wrong options.
 """

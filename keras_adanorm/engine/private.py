@@ -138,3 +138,12 @@ def _in_stateless_scope():
 def native(variable):
     """The backend's own variable of a Keras variable; a TensorFlow variable as it is."""
     return variable.value if isinstance(variable, keras.Variable) else variable
+
+
+def optimizer_classes(*names):
+    """The classes of `keras.optimizers` with these names, as far as this Keras has them.
+
+    `MultiOptimizer` is there from Keras 3.15 on.
+    """
+    found = (getattr(keras.optimizers, name, None) for name in names)
+    return tuple(cls for cls in found if cls is not None)

@@ -1,6 +1,6 @@
 """What is run where: the tests take their cases from here, and `docs/devices.md` its table.
 
-python -m tests.support.coverage_table     # rewrites the table between the markers in docs/devices.md
+python -m tests.support.coverage_table     # rewrites the table between the markers there
 """
 
 import pathlib

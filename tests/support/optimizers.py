@@ -15,6 +15,7 @@ from keras_adanorm import (
     Radam,
     RadamNorm,
 )
+from keras_adanorm.engine import private
 from tests.support.reference import Reference
 
 NORM_CLASSES = (AdamNorm, DiffGradNorm, RadamNorm, AdaBeliefNorm)
@@ -23,6 +24,7 @@ CLASSES = NORM_CLASSES + PLAIN_CLASSES
 PLAIN_OF = {DiffGradNorm: DiffGrad, RadamNorm: Radam, AdaBeliefNorm: AdaBelief}
 
 BACKEND = keras.backend.backend()
+KERAS = tuple(int(part) for part in keras.version().split(".")[:2])
 # How a training loop may run the update. In the first a few steps are quickest to test.
 MODES = {
     "tensorflow": ("eager", "graph", "xla"),
@@ -54,9 +56,7 @@ def floatx(dtype):
     before = keras.config.floatx()
     with contextlib.ExitStack() as stack:
         if BACKEND == "jax" and dtype == "float64":
-            import jax
-
-            stack.enter_context(jax.enable_x64(True))
+            stack.enter_context(private.jax_in_64_bits())
         keras.config.set_floatx(dtype)
         try:
             yield
@@ -83,6 +83,7 @@ class Run:
         params: Dict of name to array, the starting weights.
         dtype: The dtype of the variables, or a dict of name to dtype.
         mode: One of `MODES`.
+        prepare: Function of the optimizer and the variables, called before it is built.
 
     Example:
 
@@ -92,7 +93,7 @@ class Run:
     (array([0.9, 0.9], dtype=float32), '0.111803')
     """
 
-    def __init__(self, optimizer, params, dtype="float32", mode=MODES[0]):
+    def __init__(self, optimizer, params, dtype="float32", mode=MODES[0], prepare=None):
         self.optimizer = optimizer
         self.mode = mode
         self.names = list(params)
@@ -101,6 +102,8 @@ class Run:
             keras.Variable(np.asarray(value), dtype=dtypes[name], name=name)
             for name, value in params.items()
         ]
+        if prepare is not None:
+            prepare(optimizer, self.variables)
         optimizer.build(self.variables)
         self._apply = self._compiled_apply()
         self.traces = 0
