@@ -124,7 +124,7 @@ def _norms_by_float64(tensors):
                 sums.append(jnp.sum(jnp.square(wide), axis=1))
             order += group
         norm = jnp.sqrt(jnp.concatenate(sums))[np.argsort(order)]
-        # In a program that is recorded without float64, JAX before 0.5 keeps no constant in float64.
+        # JAX before 0.5 has no constant in float64 where the rest of the program has no float64.
         largest = jnp.full(norm.shape, np.finfo("float32").max, "float32")
         held = jax.lax.min(norm, jax.lax.convert_element_type(largest, jnp.float64))
         norm = jnp.where(jnp.isfinite(norm), held, norm)
