@@ -262,6 +262,13 @@ def foreign():
     return buffer.getvalue()
 
 
+def lengthened(state):
+    """A whole state of nine epochs, of a run that has three."""
+    state["epoch"] = 9
+    for curve in state["run"]["curves"].values():
+        curve += [0.5] * 7
+
+
 DAMAGES = {
     "a changed byte": lambda path, whole: path.write_bytes(
         whole[:5000] + bytes([whole[5000] ^ 1]) + whole[5001:]
@@ -271,9 +278,7 @@ DAMAGES = {
     "another program's": lambda path, whole: renamed(path, b"something else", 2),
     "another archive": lambda path, whole: renamed(path, foreign(), 2),
     "a renamed epoch": lambda path, whole: renamed(path, whole, 9),
-    "an epoch too many": lambda path, whole: renamed(
-        path, rewritten(whole, lambda state: state.update(epoch=9)), 9
-    ),
+    "an epoch too many": lambda path, whole: renamed(path, rewritten(whole, lengthened), 9),
     "no curves": lambda path, whole: renamed(
         path, rewritten(whole, lambda state: state["run"].pop("curves") and None), 2
     ),
