@@ -4,7 +4,8 @@ import warnings
 
 import keras
 import numpy as np
-from keras import ops
+
+from keras_adanorm.engine import monitored
 
 METRICS = ("corrections_fired", "gradient_norm", "corrected_gradient_norm")
 
@@ -28,14 +29,19 @@ class GradientNormMonitor(keras.callbacks.Callback):
     below the rounding of `e_t` counts as zero, and a zero gradient as not corrected. Where a
     gradient is missing or not finite, `e_t` stays, which looks like a gradient of norm `e_t`.
 
+    Every optimizer of the model that keeps norms is watched: the compiled one, those inside a
+    `LossScaleOptimizer` or a `MultiOptimizer`, and those that are attributes of the model, as in a
+    GAN. Variables of other optimizers are left out.
+
     Each epoch adds three entries to `logs`, all means over variables and observed steps:
 
     - `corrections_fired`: the share of corrections that fired, between 0 and 1.
     - `gradient_norm`: the mean of `||g_t||`.
     - `corrected_gradient_norm`: the mean of `||s_t||`.
 
-    They are NaN for an epoch of which no step was observed. Callbacks that write logs
-    (`CSVLogger`, `TensorBoard`) see them if they stand behind this one in the list.
+    They are NaN for an epoch of which no step was observed. Callbacks that write or read logs
+    (`CSVLogger`, `TensorBoard`, `EarlyStopping`) see them wherever they stand in the list: when
+    training begins, this callback goes to the front.
 
     Args:
         every: Positive integer. Observe only the steps whose number is a multiple of it; no
@@ -47,13 +53,15 @@ class GradientNormMonitor(keras.callbacks.Callback):
     Attributes:
         history: Dictionary with one list per entry above, one value per epoch.
         iterations: Array of the observed steps' numbers, the first step of an optimizer being 1.
-        gradient_norms: Array `(steps, variables)` of `||g_t||`.
+            Where several optimizers made a step in the same batch it is the largest.
+        gradient_norms: Array `(steps, variables)` of `||g_t||`, NaN where the variable's optimizer
+            made no step to be observed.
         corrected_gradient_norms: Array `(steps, variables)` of `||s_t||`.
         variable_names: Paths of the variables, in the order of the columns.
 
     Raises:
-        ValueError: If `every` is not a positive integer. When training begins: if the optimizer
-            keeps no norms (wrapped in `AdaNorm(optimizer, gamma=0)` it trains as before, bit for
+        ValueError: If `every` is not a positive integer. When training begins: if no optimizer
+            keeps norms (wrapped in `AdaNorm(optimizer, gamma=0)` it trains as before, bit for
             bit, and keeps them), or if the model was compiled with `steps_per_execution` above 1,
             which hides the steps in between.
 
@@ -100,7 +108,10 @@ class GradientNormMonitor(keras.callbacks.Callback):
         return self._table(self._corrected_norms)
 
     def _table(self, rows):
-        return np.array(rows, dtype="float32").reshape(len(rows), len(self.variable_names))
+        table = np.full((len(rows), len(self.variable_names)), np.nan, "float32")
+        for i, row in enumerate(rows):  # an early row lacks the variables of a later optimizer
+            table[i, : len(row)] = row
+        return table
 
     def get_state(self):
         """Returns what was kept per step, as arrays by name, for `set_state` to go on from."""
@@ -119,16 +130,19 @@ class GradientNormMonitor(keras.callbacks.Callback):
         self._corrected_norms = list(state["corrected_gradient_norms"])
 
     def on_train_begin(self, logs=None):
-        if self.model.steps_per_execution != 1:
+        model = self.model
+        if model.steps_per_execution != 1:
             raise ValueError(
                 "GradientNormMonitor must see every step, so the model must be compiled with "
                 "`steps_per_execution=1`. Received: "
-                f"steps_per_execution={self.model.steps_per_execution}"
+                f"steps_per_execution={model.steps_per_execution}"
             )
         self._missed = False
-        # An optimizer that is not built yet starts from e_0 = 0.
-        self._step, self._averages = self._read() if self._optimizer().built else (0, 0.0)
+        self._watched = []
+        self._columns = {}
+        self._watch(model, from_now=True)
         self._plan()
+        monitored.put_first(self)
 
     def on_epoch_begin(self, epoch, logs=None):
         self._samples = []
@@ -137,18 +151,21 @@ class GradientNormMonitor(keras.callbacks.Callback):
         self._batches_to_skip -= 1
         if self._batches_to_skip >= 0:
             return
-        step, averages = self._read()
-        if step == self._step + 1 and step % self.every == 0:
-            self._observe(step, averages)
-        elif step > self._step + 1 + self._skipped and not self._missed:
-            self._missed = True
-            warnings.warn(
-                f"GradientNormMonitor saw step {step} right after step {self._step}: steps that "
-                "`fit` did not report are left out.",
-                stacklevel=2,
-            )
-        # An unchanged step number is a skipped or accumulated batch: there is no new gradient.
-        self._step, self._averages = step, averages
+        observed = []
+        for watched, (step, averages) in self._read():
+            if step == watched.step + 1 and step % self.every == 0 and averages.size:
+                observed.append((watched, step, watched.averages, averages))
+            elif step > watched.step + 1 + self._skipped and not self._missed:
+                self._missed = True
+                warnings.warn(
+                    f"GradientNormMonitor saw step {step} right after step {watched.step}: steps "
+                    "that `fit` did not report are left out.",
+                    stacklevel=2,
+                )
+            # An unchanged step number is a skipped or accumulated batch: no new gradient.
+            watched.step, watched.averages = step, averages
+        if observed:
+            self._observe(observed)
         self._plan()
 
     def on_epoch_end(self, epoch, logs=None):
@@ -158,33 +175,61 @@ class GradientNormMonitor(keras.callbacks.Callback):
             if logs is not None:
                 logs[name] = float(value)
 
+    def _watch(self, model, from_now):
+        """Finds the optimizers that keep norms; raises if there is none and none can come."""
+        optimizers = monitored.optimizers_of(model)
+        watched = [each.optimizer for each in self._watched]
+        for keeper in monitored.norm_keepers(optimizers):
+            if not any(keeper is each for each in watched):
+                self._watched.append(monitored.Watched(keeper, from_now))
+        self._more_to_find = any(monitored.may_hold_more(each) for each in optimizers)
+        if not self._watched and not self._more_to_find:
+            monitored.refuse(optimizers)
+
     def _plan(self):
         # A sample needs the step before it as well. At most one step passes per batch.
-        distance = (self.every - 1 - self._step) % self.every or 1
-        self._skipped = self._batches_to_skip = distance - 1
-
-    def _optimizer(self):
-        # On JAX, `self.model` brings the variables up to date before it hands out the model.
-        return _with_norms(self.model.optimizer)
+        distances = [(self.every - 1 - each.step) % self.every or 1 for each in self._watched]
+        self._skipped = self._batches_to_skip = min(distances, default=1) - 1
 
     def _read(self):
-        optimizer = self._optimizer()
-        averages = ops.stack([e for e in optimizer.norm_averages if e is not None])
-        # The sum makes a number of a step counter that is mirrored on several devices, too.
-        return int(ops.add(optimizer.iterations, 0)), ops.convert_to_numpy(averages)
+        model = self.model  # on JAX this brings the variables up to date
+        if self._more_to_find:
+            self._watch(model, from_now=False)
+        return [(watched, watched.read()) for watched in self._watched]
 
-    def _observe(self, step, averages):
-        optimizer = self._optimizer()
-        before, after, fired = norms_between(
-            self._averages, averages, optimizer.gamma, getattr(optimizer, "max_correction", None)
-        )
+    def _observe(self, observed):
+        norms = [
+            norms_between(before, after, each.optimizer.gamma, each.optimizer.max_correction)
+            for each, _, before, after in observed
+        ]
+        before, after, fired = (np.concatenate(parts) for parts in zip(*norms, strict=True))
         self._samples.append((np.mean(fired), np.mean(before), np.mean(after)))
-        if self.per_step:
-            pairs = zip(optimizer.norm_averages, optimizer._trainable_variables, strict=True)
-            self.variable_names = [v.path for e, v in pairs if e is not None]
-            self._iterations.append(step)
-            self._gradient_norms.append(before.astype("float32"))
-            self._corrected_norms.append(after.astype("float32"))
+        if not self.per_step:
+            return
+        columns = [column for each, *_ in observed for column in self._columns_of(each)]
+        self._iterations.append(max(step for _, step, *_ in observed))
+        for rows, values in ((self._gradient_norms, before), (self._corrected_norms, after)):
+            row = np.full(len(self.variable_names), np.nan, "float32")
+            row[columns] = values
+            rows.append(row)
+
+    def _columns_of(self, watched):
+        """The positions of an optimizer's variables in `variable_names`, at its end if new."""
+        key = id(watched)
+        if key not in self._columns:
+            taken = {column for columns in self._columns.values() for column in columns}
+            free = {
+                name: column
+                for column, name in reversed(list(enumerate(self.variable_names)))
+                if column not in taken
+            }
+            self._columns[key] = []
+            for name in (variable.path for variable in watched.variables):
+                if name not in free:
+                    free[name] = len(self.variable_names)
+                    self.variable_names.append(name)
+                self._columns[key].append(free.pop(name))
+        return self._columns[key]
 
 
 def norms_between(previous, current, gamma, max_correction=None):
@@ -211,18 +256,3 @@ def norms_between(previous, current, gamma, max_correction=None):
     if max_correction is not None:
         after = np.minimum(after, max_correction * before)
     return before, after, fired
-
-
-def _with_norms(optimizer):
-    """The optimizer that keeps the norms: itself, or what a LossScaleOptimizer holds."""
-    inner = optimizer
-    while inner is not None and not hasattr(inner, "norm_averages"):
-        inner = getattr(inner, "inner_optimizer", None)
-    if inner is None:
-        name = type(optimizer).__name__
-        raise ValueError(
-            "GradientNormMonitor needs an optimizer that keeps gradient norms. Wrap yours as "
-            "`keras_adanorm.AdaNorm(optimizer, gamma=0)`, which equals it bit for bit and keeps "
-            f"them. Received: optimizer={name}"
-        )
-    return inner

@@ -210,6 +210,196 @@ def test_plain_optimizer_is_refused_with_advice():
         fit(keras.optimizers.Adam(), [GradientNormMonitor()])
 
 
+def two_optimizers():
+    """Corrects the kernel's gradients and only watches the bias's."""
+    watched = keras_adanorm.AdaNorm(keras.optimizers.SGD(0.01), gamma=0)
+    return keras.optimizers.OptimizerMap(keras_adanorm.AdamNorm(0.01), {".*bias": watched})
+
+
+def check_two_optimizers(monitor):
+    kernel = [name.endswith("kernel") for name in monitor.variable_names].index(True)
+    before, after, _ = expected(NORMS, 0.95)
+    assert np.allclose(monitor.gradient_norms[:, kernel], before, rtol=1e-4, atol=1e-6)
+    assert np.allclose(monitor.corrected_gradient_norms[:, kernel], after, rtol=1e-4, atol=1e-6)
+    assert np.allclose(monitor.gradient_norms[:, 1 - kernel], 1.0, rtol=1e-5)
+    assert monitor.iterations.tolist() == list(range(1, 13))
+    assert monitor.history["gradient_norm"][0] == pytest.approx((before.mean() + 1) / 2, rel=1e-4)
+
+
+needs_multi_optimizer = pytest.mark.skipif(
+    not hasattr(keras.optimizers, "MultiOptimizer"), reason="this Keras has no MultiOptimizer"
+)
+
+
+@needs_multi_optimizer
+@pytest.mark.parametrize("scaled", [False, True])
+def test_optimizers_inside_a_multi_optimizer(scaled):
+    optimizer = keras.optimizers.MultiOptimizer(two_optimizers())
+    if scaled:
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=4.0)
+    monitor = GradientNormMonitor(per_step=True)
+    fit(optimizer, [monitor])
+    check_two_optimizers(monitor)
+
+
+@needs_multi_optimizer
+def test_optimizers_that_a_function_chooses_when_they_are_built():
+    chosen = two_optimizers()
+    monitor = GradientNormMonitor(per_step=True)
+    fit(keras.optimizers.MultiOptimizer(lambda variable: chosen[variable.path]), [monitor])
+    check_two_optimizers(monitor)
+
+
+@needs_multi_optimizer
+def test_variables_of_a_plain_optimizer_are_left_out():
+    plain = keras.optimizers.SGD(0.01)
+    both = keras.optimizers.OptimizerMap(keras_adanorm.AdamNorm(0.01), {".*bias": plain})
+    monitor = GradientNormMonitor(per_step=True)
+    fit(keras.optimizers.MultiOptimizer(both), [monitor])
+    assert [path.rpartition("/")[2] for path in monitor.variable_names] == ["kernel"]
+
+
+class Pair(keras.Model):
+    """Two layers with an optimizer each, like a GAN's two models. The second rests every other."""
+
+    def __init__(self, second):
+        super().__init__()
+        self.layers_of = [keras.layers.Dense(1, kernel_initializer="ones") for _ in range(2)]
+        self.optimizers_of = {"first": keras_adanorm.AdamNorm(0.01), "second": second}
+        self.batches = 0
+
+    def build(self, shape):
+        for layer in self.layers_of:
+            layer.build(shape)
+
+    def call(self, x):
+        return self.layers_of[0](x)
+
+    def train_step(self, data):
+        x = data[0]
+        self.batches += 1
+        for layer, optimizer in zip(self.layers_of, self.optimizers_of.values(), strict=True):
+            if layer is self.layers_of[0] or self.batches % 2 == 0:
+                optimizer.apply([keras.ops.transpose(x), keras.ops.ones(1)], layer.variables)
+        return {"loss": 0.0}
+
+
+def fit_pair(monitor, second):
+    model = Pair(second)
+    model.build((1, 2))
+    model.compile(run_eagerly=True)
+    again(model, [monitor])
+
+
+@pytest.mark.skipif(keras.backend.backend() == "jax", reason="its train steps have no effects")
+def test_optimizers_that_are_attributes_of_the_model():
+    monitor = GradientNormMonitor(per_step=True)
+    fit_pair(monitor, keras_adanorm.RadamNorm(0.01))
+    before = monitor.gradient_norms
+    assert [path.rpartition("/")[2] for path in monitor.variable_names] == 2 * ["kernel", "bias"]
+    assert monitor.iterations.tolist() == list(range(1, 13))
+    assert np.allclose(before[:, 0], NORMS, rtol=1e-4, atol=1e-6)
+    assert np.allclose(before[1::2, 2], NORMS[1::2], rtol=1e-4, atol=1e-6)
+    assert np.isnan(before[::2, 2:]).all()
+    assert not np.isnan(before[1::2]).any()
+    state = monitor.get_state()
+    later = GradientNormMonitor(per_step=True)
+    later.set_state(state)
+    fit_pair(later, keras.optimizers.SGD(0.01))
+    assert later.gradient_norms.shape == (24, 6)  # other variables, so other columns
+    assert np.isnan(later.gradient_norms[:12, 4:]).all()
+    assert np.isnan(later.gradient_norms[12:, :4]).all()
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_no_variable_with_a_norm():
+    optimizer = keras_adanorm.AdamNorm(0.01)
+    optimizer.exclude_from_norm_correction(var_names=["kernel", "bias"])
+    monitor = GradientNormMonitor()
+    fit(optimizer, [monitor])
+    assert np.isnan(monitor.history["gradient_norm"][0])
+
+
+@pytest.mark.parametrize(
+    "kind", ["plain", "scaled", pytest.param("multi", marks=needs_multi_optimizer)]
+)
+def test_the_advice_of_a_refusal_works(kind):
+    optimizers = keras.optimizers
+
+    def make(inner):
+        if kind == "multi":
+            return optimizers.MultiOptimizer(optimizers.OptimizerMap(inner))
+        return optimizers.LossScaleOptimizer(inner) if kind == "scaled" else inner
+
+    with pytest.raises(ValueError, match="needs an optimizer that keeps") as refused:
+        fit(make(optimizers.Adam(0.01)), [GradientNormMonitor()])
+    advice, received = {
+        "plain": ("Wrap yours as `keras_adanorm.AdaNorm(optimizer, gamma=0)`", "Adam"),
+        "scaled": (
+            "Wrap yours as `LossScaleOptimizer(keras_adanorm.AdaNorm(optimizer, gamma=0))`",
+            "LossScaleOptimizer(Adam)",
+        ),
+        "multi": (
+            "Wrap those inside of MultiOptimizer, each as "
+            "`keras_adanorm.AdaNorm(optimizer, gamma=0)`",
+            "MultiOptimizer",
+        ),
+    }[kind]
+    assert advice in str(refused.value)
+    assert str(refused.value).endswith(f"Received: optimizer={received}")
+    monitor = GradientNormMonitor(per_step=True)
+    fit(make(keras_adanorm.AdaNorm(optimizers.Adam(0.01), gamma=0)), [monitor])
+    check(monitor, NORMS, 0.0)
+
+
+class Order(keras.callbacks.Callback):
+    """Notes the calls that it gets, and what it finds in the logs."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls, self.logs = [], []
+
+    def on_train_begin(self, logs=None):
+        self.calls.append("train")
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.calls.append("epoch")
+        self.logs.append(sorted(logs))
+
+
+class Called(GradientNormMonitor):
+    def on_train_begin(self, logs=None):
+        super().on_train_begin(logs)
+
+
+@pytest.mark.parametrize("monitor", [GradientNormMonitor, Called])
+def test_callbacks_before_it_see_what_it_logs(monitor, tmp_path):
+    early, late = Order(), Order()
+    logger = keras.callbacks.CSVLogger(tmp_path / "log.csv")
+    given = [early, logger, monitor(), late]
+    fit(keras_adanorm.AdamNorm(0.01), given, epochs=2)
+    assert early.calls == late.calls == ["train", "epoch", "epoch"]
+    assert early.logs == late.logs
+    assert {"corrections_fired", "gradient_norm"} < set(early.logs[0])
+    with open(tmp_path / "log.csv", newline="") as file:
+        assert (
+            float(next(csv.DictReader(file))["gradient_norm"])
+            == given[2].history["gradient_norm"][0]
+        )
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="reads TensorFlow's files")
+def test_tensorboard_before_it_logs_the_norms(tmp_path):
+    import tensorflow as tf
+
+    monitor = GradientNormMonitor()
+    fit(keras_adanorm.AdamNorm(0.01), [keras.callbacks.TensorBoard(tmp_path), monitor])
+    (path,) = (tmp_path / "train").glob("*.v2")
+    events = tf.compat.v1.train.summary_iterator(str(path))
+    tags = {value.tag for event in events for value in event.summary.value}
+    assert {f"epoch_{name}" for name in monitor.history} < tags
+
+
 def test_hidden_steps_are_refused():
     with pytest.raises(ValueError, match="Received: steps_per_execution=4"):
         fit(
@@ -263,6 +453,11 @@ def test_other_backends(backend):
         "test_a_step_with_overflow_is_no_step()\n"
         "test_light_mode_reads_few_steps_and_the_same_norms()\n"
         "test_it_only_looks_on()\n"
+        "if hasattr(keras.optimizers, 'MultiOptimizer'):\n"
+        "    test_optimizers_inside_a_multi_optimizer(scaled=True)\n"
+        "    test_optimizers_that_a_function_chooses_when_they_are_built()\n"
+        "if keras.backend.backend() == 'torch':\n"
+        "    test_optimizers_that_are_attributes_of_the_model()\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
