@@ -2,6 +2,7 @@
 
 import math
 import numbers
+import re
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -215,9 +216,17 @@ class StepOptimizer(keras.optimizers.Optimizer):
             self._weight_decay_exclusions.resolve(self, self._trainable_variables)
 
     def load_own_variables(self, store: Any) -> None:
-        """Takes up the state in `store`, see `keras.optimizers.Optimizer`."""
+        """Takes up the state in `store`, see `keras.optimizers.Optimizer`.
+
+        Warns if the store says that it is the state of another class.
+        """
+        warn_of_another_class(self, store)
+        store = self._in_this_layout(store)
         if not skips_state(self, store):
             super().load_own_variables(store)
+
+    def _in_this_layout(self, store):
+        return store
 
     def get_config(self) -> dict[str, Any]:
         """The arguments with which to make the same optimizer, without its state."""
@@ -418,9 +427,8 @@ class NormCorrection(StepOptimizer):
         """
         exclude_before_build(self, var_list, var_names)
 
-    def load_own_variables(self, store: Any) -> None:
-        """Takes up the state in `store`, see `keras.optimizers.Optimizer`."""
-        super().load_own_variables(from_scalars(store, self._norm_averages, len(self.variables)))
+    def _in_this_layout(self, store):
+        return from_scalars(store, self._norm_averages, len(self.variables))
 
     def get_config(self) -> dict[str, Any]:
         """The arguments with which to make the same optimizer, without its state."""
@@ -571,6 +579,36 @@ def skips_state(optimizer, store):
         stacklevel=3,
     )
     return True
+
+
+def warn_of_another_class(optimizer, store):
+    """Warns if what is stored is the state of an optimizer of another class.
+
+    A file has the optimizer's name alone. It tells the class if Keras made it, as `adam_norm_2` of
+    `AdamNorm`; a name that a user gave tells nothing.
+    """
+    saved = private.saved_name(store)
+    if not isinstance(saved, str) or saved == optimizer.name:
+        return
+    name = re.sub(r"_\d+$", "", saved).replace("_", "").lower()
+    others = [c for c in _classes(keras.optimizers.Optimizer) if c.__name__.lower() == name]
+    here = type(optimizer)
+    if not others or any(issubclass(c, here) or issubclass(here, c) for c in others):
+        return
+    other = others[0].__name__
+    warnings.warn(
+        f"Loading the state of '{saved}', a name of {other}, into {here.__name__}, in which it "
+        f"means something else. Make an optimizer of the class {other} to load it.",
+        stacklevel=3,
+    )
+
+
+def _classes(cls):
+    """A class and all classes that inherit from it."""
+    found = {cls}
+    for subclass in cls.__subclasses__():
+        found |= _classes(subclass)
+    return found
 
 
 def decay_rate(argument, value):

@@ -14,6 +14,7 @@ from keras_adanorm.base import (
     exclude_before_build,
     refuse_complex,
     skips_state,
+    warn_of_another_class,
     warn_of_other_variables,
 )
 from keras_adanorm.engine import precision, private, ways
@@ -193,6 +194,7 @@ class AdaNorm(keras.optimizers.Optimizer):
         load = inner.load_own_variables
 
         def load_if_any(store):
+            warn_of_another_class(inner, store)
             if len(store.keys()):
                 load(store)
 
@@ -278,7 +280,11 @@ class AdaNorm(keras.optimizers.Optimizer):
         exclude_before_build(self, var_list, var_names)
 
     def load_own_variables(self, store: Any) -> None:
-        """Takes up the state in `store`, see `keras.optimizers.Optimizer`."""
+        """Takes up the state in `store`, see `keras.optimizers.Optimizer`.
+
+        Warns if the store says that it is the state of another class.
+        """
+        warn_of_another_class(self, store)
         store = from_scalars(store, self._norm_averages, len(self.variables))
         if not skips_state(self, store):
             super().load_own_variables(store)

@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
+import warnings
 from pathlib import Path
 
 import h5py
@@ -12,6 +14,7 @@ import keras
 import numpy as np
 import pytest
 
+from keras_adanorm import AdaBeliefNorm, AdamNorm, AdaNorm, Radam, RadamNorm
 from tests.support.make_saved import (
     EXPECTED,
     SAVED,
@@ -264,6 +267,59 @@ def test_model_checkpoint_of_weights(straight):
     other = new_model(cls)
     other.load_weights(folder / "again.weights.h5")
     assert_same(state(other), state(expected))
+
+
+ANOTHER_CLASS = "Loading the state of"
+
+
+class Subclass(AdamNorm):
+    pass
+
+
+def loaded(optimizer, path, **arguments):
+    model = make_model(optimizer, **EAGER)
+    model.optimizer.build(model.trainable_variables)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        model.load_weights(path, **arguments)
+    return [str(one.message) for one in told if ANOTHER_CLASS in str(one.message)]
+
+
+def test_state_of_another_class(tmp_path):
+    """The name that Keras gave to the optimizer says its class."""
+    path = tmp_path / "state.weights.h5"
+
+    def save(optimizer):
+        model = make_model(optimizer, **EAGER)
+        model.optimizer.build(model.trainable_variables)
+        model.save_weights(path)
+
+    save(AdamNorm())
+    with h5py.File(path) as file:
+        if "name" not in file["optimizer/vars"].attrs:
+            pytest.skip("this Keras writes no names into a file")
+    for other in (RadamNorm(), AdaBeliefNorm(), AdaBeliefNorm(name="mine")):
+        (said,) = loaded(other, path)
+        name = type(other).__name__
+        assert re.search(rf"state of 'adam_norm\w*', a name of AdamNorm, into {name}, in", said)
+    for same in (AdamNorm(), Subclass(), AdamNorm(name="mine")):
+        assert loaded(same, path) == []
+    scaled = keras.optimizers.LossScaleOptimizer
+    save(scaled(AdamNorm()))
+    assert loaded(scaled(AdamNorm()), path) == []
+    assert len(loaded(scaled(RadamNorm()), path)) == 1
+    save(AdamNorm(name="radam_norm"))  # what a user says, of both
+    assert loaded(AdamNorm(name="radam_norm"), path) == []
+    save(AdamNorm(name="optimizer"))
+    assert loaded(RadamNorm(), path) == []
+    save(keras.optimizers.Adam())
+    assert len(loaded(Radam(), path)) == 1
+    save(Subclass())
+    assert loaded(AdamNorm(), path) == []
+    save(AdaNorm(keras.optimizers.SGD(momentum=0.9)))
+    assert loaded(AdaNorm(keras.optimizers.SGD(momentum=0.9)), path) == []
+    (said,) = loaded(AdaNorm(keras.optimizers.Lion()), path)
+    assert "a name of SGD, into Lion" in said
 
 
 class Interrupted(Exception):

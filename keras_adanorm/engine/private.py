@@ -66,6 +66,14 @@ def strategy_of(optimizer):
     return getattr(optimizer, "_distribution_strategy", None)
 
 
+def saved_name(store):
+    """The name of the optimizer whose state Keras has stored, `None` where that isn't said.
+
+    The group of a file has it as an attribute, which is not among what a store promises.
+    """
+    return getattr(getattr(store, "_h5_entry_group", None), "attrs", {}).get("name")
+
+
 def watches_numbers():
     """Whether one of TensorFlow's numeric debuggers looks at the result of each operation."""
     try:
