@@ -18,7 +18,7 @@ _CORRECTION = """gamma: Float in [0, 1), the decay of the average gradient norm 
             coordinate dominates the norm and then vanishes, the others are scaled up without
             limit. Defaults to `None`."""
 
-_KERAS = """epsilon_root: Float, at least 0, added to the second moment{bias} under the root.
+_KERAS = """epsilon_root: Float, at least 0, added to the second moment{bias}, under the root.
             Defaults to `0.0`.
         weight_decay: Float or `None`, decoupled weight decay: before the update, each variable
             loses `learning_rate * weight_decay` of itself. Defaults to `None`.
@@ -46,7 +46,7 @@ _RAISES = """ValueError: If an argument is outside its range. The message names 
 def documented(
     plain=None,
     moments="the second moment averages `s_t ** 2` where it is corrected",
-    bias=", which is corrected for bias,",
+    bias=" corrected for bias",
 ):
     """A class decorator that fills `{{arguments}}` and `{{raises}}` in a docstring.
 

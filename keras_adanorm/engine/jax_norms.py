@@ -116,7 +116,7 @@ def _norms_by_float64(tensors):
         # Small ones as rows: each sum is a kernel or three, which take time to compile.
         for group in positions_by_kind([x.shape for x in tensors], SMALL, MAX_OPERANDS):
             if len(group) == 1:  # as a row of a stack it would be added up on one core
-                wide = jax.lax.convert_element_type(tensors[group[0]], jnp.float64)
+                wide = jax.lax.convert_element_type(_for_one_kernel(tensors[group[0]]), jnp.float64)
                 sums.append(jnp.sum(jnp.square(wide)).reshape(1))
             else:
                 rows = jnp.stack([tensors[i].reshape(-1) for i in group])
@@ -131,3 +131,13 @@ def _norms_by_float64(tensors):
         norm = jax.lax.convert_element_type(norm, jnp.float32)
     # Else XLA computes the whole vector again inside of each variable's update.
     return jax.lax.optimization_barrier(norm)
+
+
+def _for_one_kernel(tensor):
+    """The array, a small one filled up with zeros: XLA then compiles one kernel for its sum.
+
+    For a sum of few elements it compiles three, and compiling is what small variables cost.
+    """
+    if tensor.size >= SMALL:
+        return tensor
+    return jnp.pad(tensor.reshape(-1), (0, -tensor.size % 4096)).reshape(64, -1)
