@@ -41,7 +41,7 @@ test-nightly: $(VENV)/.dev
 	$(VENV)/bin/tox run -e nightly
 
 docs: $(VENV)/.docs
-	$(VENV)/bin/mkdocs build --strict
+	DISABLE_MKDOCS_2_WARNING=true TF_CPP_MIN_LOG_LEVEL=3 $(VENV)/bin/mkdocs build --strict
 
 lint: $(VENV)/.dev
 	$(VENV)/bin/ruff check .

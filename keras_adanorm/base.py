@@ -28,9 +28,9 @@ class StepOptimizer(keras.optimizers.Optimizer):
     Args:
         learning_rate: A float, a `keras.optimizers.schedules.LearningRateSchedule`, or a callable
             that takes no argument and returns the learning rate. Defaults to `0.001`.
-        weight_decay, clipnorm, clipvalue, global_clipnorm, use_ema, ema_momentum,
-        ema_overwrite_frequency, loss_scale_factor, gradient_accumulation_steps, name: See
-            `keras.optimizers.Optimizer`.
+        **kwargs: `weight_decay`, `clipnorm`, `clipvalue`, `global_clipnorm`, `use_ema`,
+            `ema_momentum`, `ema_overwrite_frequency`, `loss_scale_factor`,
+            `gradient_accumulation_steps` and `name`: see `keras.optimizers.Optimizer`.
 
     Attributes:
         slots: Tuple of strings, the names of the state, of which each variable has its own. A state
@@ -258,7 +258,7 @@ class AdaptiveOptimizer(StepOptimizer):
             `0.0`.
         epsilon_hat: Boolean, whether epsilon is added to the root before the correction for bias,
             as Keras does it, and not after, as the paper does. Defaults to `False`.
-        learning_rate and the others: See `StepOptimizer`.
+        **kwargs: See `StepOptimizer`.
 
     Raises:
         ValueError: If an argument is outside its range.
@@ -361,7 +361,7 @@ class NormCorrection(StepOptimizer):
             ever corrected. Defaults to `0.95`.
         max_correction: Float, at least 1, an upper bound on `e_t / ||g_t||`, or `None` for none.
             Defaults to `None`.
-        learning_rate and the others: See the class that comes after this one in the bases.
+        **kwargs: See the class that comes after this one in the bases.
 
     Raises:
         ValueError: If an argument is outside its range.
@@ -456,8 +456,9 @@ class AdaptiveNormCorrection(NormCorrection, AdaptiveOptimizer):
     Args:
         corrected_moments: `"first"`, `"second"` or `"both"`: the moments that `s_t` enters in the
             place of `g_t`. Defaults to `"first"`.
-        gamma, max_correction: See `NormCorrection`.
-        learning_rate and the others: See `AdaptiveOptimizer`.
+        gamma: See `NormCorrection`.
+        max_correction: See `NormCorrection`.
+        **kwargs: See `AdaptiveOptimizer`.
 
     Raises:
         ValueError: If an argument is outside its range.

@@ -1,6 +1,8 @@
 """What the norm correction did, step by step: a callback that works in anybody's `fit`."""
 
 import warnings
+from collections.abc import Mapping
+from typing import Any
 
 import keras
 import numpy as np
@@ -81,7 +83,7 @@ class GradientNormMonitor(keras.callbacks.Callback):
         WACV 2023, equations 3 and 4; its Figure 3 shows the mean gradient norm.
     """
 
-    def __init__(self, every=1, per_step=False):
+    def __init__(self, every: int = 1, per_step: bool = False) -> None:
         super().__init__()
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
             raise ValueError(
@@ -89,22 +91,22 @@ class GradientNormMonitor(keras.callbacks.Callback):
             )
         self.every = every
         self.per_step = per_step
-        self.history = {name: [] for name in METRICS}
-        self.variable_names = []
+        self.history: dict[str, list[float]] = {name: [] for name in METRICS}
+        self.variable_names: list[str] = []
         self._iterations = []
         self._gradient_norms = []
         self._corrected_norms = []
 
     @property
-    def iterations(self):
+    def iterations(self) -> Any:
         return np.array(self._iterations, dtype="int64")
 
     @property
-    def gradient_norms(self):
+    def gradient_norms(self) -> Any:
         return self._table(self._gradient_norms)
 
     @property
-    def corrected_gradient_norms(self):
+    def corrected_gradient_norms(self) -> Any:
         return self._table(self._corrected_norms)
 
     def _table(self, rows):
@@ -113,7 +115,7 @@ class GradientNormMonitor(keras.callbacks.Callback):
             table[i, : len(row)] = row
         return table
 
-    def get_state(self):
+    def get_state(self) -> dict[str, Any]:
         """Returns what was kept per step, as arrays by name, for `set_state` to go on from."""
         return {
             "iterations": self.iterations,
@@ -122,14 +124,14 @@ class GradientNormMonitor(keras.callbacks.Callback):
             "corrected_gradient_norms": self.corrected_gradient_norms,
         }
 
-    def set_state(self, state):
+    def set_state(self, state: Mapping[str, Any]) -> None:
         """Takes up what `get_state` returned, as after an interrupted training."""
         self._iterations = state["iterations"].tolist()
         self.variable_names = state["variable_names"].tolist()
         self._gradient_norms = list(state["gradient_norms"])
         self._corrected_norms = list(state["corrected_gradient_norms"])
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: Any = None) -> None:
         model = self.model
         if model.steps_per_execution != 1:
             raise ValueError(
@@ -144,10 +146,10 @@ class GradientNormMonitor(keras.callbacks.Callback):
         self._plan()
         monitored.put_first(self)
 
-    def on_epoch_begin(self, epoch, logs=None):
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._samples = []
 
-    def on_train_batch_end(self, batch, logs=None):
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self._batches_to_skip -= 1
         if self._batches_to_skip >= 0:
             return
@@ -168,7 +170,7 @@ class GradientNormMonitor(keras.callbacks.Callback):
             self._observe(observed)
         self._plan()
 
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         means = np.mean(self._samples, axis=0) if self._samples else [np.nan] * len(METRICS)
         for name, value in zip(METRICS, means, strict=True):
             self.history[name].append(float(value))

@@ -117,7 +117,14 @@ class AdaNorm(keras.optimizers.Optimizer):
         WACV 2023, equations 2 to 4 and Table 3.
     """
 
-    def __init__(self, optimizer, gamma=0.95, max_correction=None, name=None, **kwargs):
+    def __init__(
+        self,
+        optimizer: Any,
+        gamma: float = 0.95,
+        max_correction: float | None = None,
+        name: str | None = None,
+        **kwargs: Any,
+    ) -> None:
         for argument in kwargs:
             raise ValueError(
                 f"AdaNorm does not take `{argument}`: set it on the optimizer that it wraps. "
@@ -224,7 +231,7 @@ class AdaNorm(keras.optimizers.Optimizer):
             keep_if=keep_if,
         )
 
-    def apply(self, grads, trainable_variables=None):
+    def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
         """Updates the variables from their gradients, see `keras.optimizers.Optimizer.apply`."""
         if trainable_variables is not None:
             trainable_variables = list(trainable_variables)
@@ -233,13 +240,13 @@ class AdaNorm(keras.optimizers.Optimizer):
         self.inner_optimizer.apply(grads, trainable_variables)
 
     @property
-    def variables(self):
+    def variables(self) -> list[Any]:
         """The inner optimizer's variables, then the averages `e_t`."""
         averages = [] if self._norm_averages is None else [self._norm_averages.vector]
         return self.inner_optimizer.variables + averages
 
     @property
-    def norm_averages(self):
+    def norm_averages(self) -> list[Any]:
         """The averages `e_t`, one scalar tensor per trainable variable in the order of `build`.
 
         `None` stands where a variable is overwritten with its gradient, or excluded.
@@ -252,23 +259,23 @@ class AdaNorm(keras.optimizers.Optimizer):
         return None if self._norm_averages is None else self._norm_averages.vector
 
     @property
-    def iterations(self):
+    def iterations(self) -> Any:
         """The number of updates, the inner optimizer's."""
         return self.inner_optimizer.iterations
 
-    def scale_loss(self, loss):
+    def scale_loss(self, loss: Any) -> Any:
         """Scales the loss as the inner optimizer does."""
         return self.inner_optimizer.scale_loss(loss)
 
-    def exclude_from_weight_decay(self, var_list=None, var_names=None):
+    def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
         """Excludes variables from weight decay, see `keras.optimizers.Optimizer`."""
         self.inner_optimizer.exclude_from_weight_decay(var_list, var_names)
 
-    def finalize_variable_values(self, var_list):
+    def finalize_variable_values(self, var_list: Any) -> None:
         """Sets the final values of the weights, as the inner optimizer does."""
         self.inner_optimizer.finalize_variable_values(var_list)
 
-    def set_weights(self, weights):
+    def set_weights(self, weights: Sequence[Any]) -> None:
         """Sets the values of all variables, in the order of `variables`."""
         count = len(self.inner_optimizer.variables)
         self.inner_optimizer.set_weights(weights[:count])

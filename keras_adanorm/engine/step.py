@@ -2,6 +2,8 @@
 
 import math
 import numbers
+from collections.abc import Callable
+from typing import Any
 
 from keras import ops
 
@@ -69,80 +71,90 @@ class Step:
         dtype: The compute dtype, "float32" or "float64".
     """
 
-    def __init__(self, update, gradient, dtype, read_state, read_weight, ratio=None):
+    def __init__(
+        self,
+        update: Update,
+        gradient: Any,
+        dtype: str,
+        read_state: Callable[[str], Any],
+        read_weight: Callable[[], Any],
+        ratio: Any = None,
+    ) -> None:
         self.gradient = gradient
         self.ratio = ratio
         self.dtype = dtype
-        self.written = {}
-        self.delta = None
-        self.new_weight = None
+        self.written: dict[str, Any] = {}
+        self.delta: Any = None
+        self.new_weight: Any = None
         self._update = update
         self._read_state = read_state
         self._read_weight = read_weight
 
     @property
-    def learning_rate(self):
+    def learning_rate(self) -> Any:
         """The learning rate, a scalar tensor."""
         return self._update.learning_rate(self.dtype)
 
     @property
-    def t(self):
+    def t(self) -> Any:
         """The number of the step, a scalar tensor, 1 in the first."""
         return self._update.number(self.dtype)
 
     @property
-    def weight(self):
+    def weight(self) -> Any:
         """The variable's value before this step."""
         return self._read_weight()
 
     @property
-    def corrected_gradient(self):
+    def corrected_gradient(self) -> Any:
         """`s_t`, the gradient scaled up to the average of its norm where it is smaller."""
         return self.gradient if self.ratio is None else self.gradient * self.ratio
 
-    def read(self, name):
+    def read(self, name: str) -> Any:
         """The state `name`, as it was before this step or as it was written in it."""
         return self.written[name] if name in self.written else self._read_state(name)
 
-    def write(self, name, value):
+    def write(self, name: str, value: Any) -> None:
         """Replaces the state `name` by a tensor of its shape."""
         self.written[name] = value
 
-    def average(self, name, value, decay):
+    def average(self, name: str, value: Any, decay: float) -> Any:
         """Moves an exponential average on, `a_t = decay * a_{t-1} + (1 - decay) * x_t`."""
         decay = precision.rounded(decay, self.dtype)
         average = decay * self.read(name) + (1 - decay) * value
         self.write(name, average)
         return average
 
-    def average_of_square(self, name, value, decay):
+    def average_of_square(self, name: str, value: Any, decay: float) -> Any:
         """Moves the exponential average of a square on, which is held below overflow."""
         return self.average(name, self.square(value), decay)
 
-    def square(self, x):
+    def square(self, x: Any) -> Any:
         """`x ** 2`, held at half the largest number of the dtype, so that its average is finite."""
         limit = math.sqrt(0.5 * precision.largest(self.dtype)) * (1 - 1e-6)
         held = precision.clip(x, limit)
         return held * held
 
-    def root(self, x, floor):
+    def root(self, x: Any, floor: Any) -> Any:
         """`sqrt(x) + floor`, or where `floor` is the number 0 and the root 0 the largest number."""
         root = ops.sqrt(x)
         if isinstance(floor, numbers.Real) and floor == 0:
             return ops.where(root > 0, root, precision.largest(self.dtype))
         return root + floor
 
-    def choose(self, condition, if_true, if_false):
+    def choose(
+        self, condition: Any, if_true: Callable[[], Any], if_false: Callable[[], Any]
+    ) -> Any:
         """`if_true()` where a boolean scalar holds, else `if_false()`; both may be computed."""
         if isinstance(condition, bool):
             return if_true() if condition else if_false()
         return ops.where(condition, if_true(), if_false())
 
-    def bias_correction(self, decay):
+    def bias_correction(self, decay: float) -> Any:
         """`1 - decay ** t`, to the last digits for every step and every decay in [0, 1)."""
         return self._update.bias_correction(decay, self.dtype)
 
-    def once(self, compute, *arguments):
+    def once(self, compute: Callable[..., Any], *arguments: Any) -> Any:
         """`compute(step, *arguments)`, which is called once for all variables of an update.
 
         For what depends on the number of the step and on hyperparameters alone.
@@ -150,14 +162,14 @@ class Step:
         key = (getattr(compute, "__qualname__", compute), arguments, self.dtype)
         return self._update.once(key, lambda: compute(self, *arguments))
 
-    def descend(self, delta):
+    def descend(self, delta: Any) -> None:
         """Takes `delta` off the variable."""
         self.delta = delta if self.delta is None else self.delta + delta
 
-    def descend_quotient(self, rate, numerator, denominator):
+    def descend_quotient(self, rate: Any, numerator: Any, denominator: Any) -> None:
         """Takes `rate * numerator / denominator` off the variable; `rate` is a scalar."""
         self.descend(rate * numerator / denominator)
 
-    def set_weight(self, value):
+    def set_weight(self, value: Any) -> None:
         """Replaces the variable's value. What was taken off in this step before is dropped."""
         self.new_weight, self.delta = value, None

@@ -13,9 +13,10 @@ class MomentumNorm(NormCorrection):
         step.descend(step.learning_rate * m)
 
 
-optimizers = [keras_adanorm.AdamNorm(1e-3, gamma=0.9), MomentumNorm(0.1), AdaNorm("sgd", gamma=0.9)]
-optimizers[0].exclude_from_norm_correction(var_names=["bias"])
+adam_norm = keras_adanorm.AdamNorm(1e-3, gamma=0.9, epsilon_hat=True)
+adam_norm.exclude_from_norm_correction(var_names=["bias"])
+config = MomentumNorm(0.1, gamma=0.9).get_config()
+averages = AdaNorm("sgd", gamma=0.9).norm_averages
 monitor = GradientNormMonitor(every=2)
 shares: list[float] = monitor.history["corrections_fired"]
-config = optimizers[1].get_config()
 s, e = keras_adanorm.correct_norm([3.0, 4.0], 0.0, gamma=0.9)
