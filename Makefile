@@ -3,6 +3,7 @@
 # make test-all        all tests, on TensorFlow, JAX and torch
 # make test-versions   the tests of the optimizers with older and newer versions, see tox.toml
 # make test-nightly    the same with the nightly build of Keras
+# make test-accelerator   counts what an update is compiled to for a GPU that need not be there
 # make docs            builds the pages in docs/ into site/
 # make lint, make format, make clean
 # Each makes the environment that it needs, once, in .venv. Another Python or folder:
@@ -15,7 +16,7 @@ WORKERS ?= 2
 INSTALL = $(VENV)/bin/python -m pip install --quiet --constraint constraints.txt
 PYTEST = $(VENV)/bin/python -m pytest --quiet --numprocesses $(WORKERS) --dist worksteal
 
-.PHONY: demo test test-all test-all-tensorflow test-all-jax test-all-torch test-tensorflow test-jax test-versions \
+.PHONY: demo test test-accelerator test-all test-all-tensorflow test-all-jax test-all-torch test-tensorflow test-jax test-versions \
 	test-nightly docs lint format clean
 
 demo: $(VENV)/.demo
@@ -40,6 +41,9 @@ test-versions: $(VENV)/.dev
 test-nightly: $(VENV)/.dev
 	$(VENV)/bin/tox run -e nightly
 
+test-accelerator: $(VENV)/.accelerator
+	JAX_PLATFORMS=cpu $(VENV)/bin/python -m pytest --quiet tests/test_accelerator.py
+
 docs: $(VENV)/.docs
 	DISABLE_MKDOCS_2_WARNING=true TF_CPP_MIN_LOG_LEVEL=3 $(VENV)/bin/mkdocs build --strict
 
@@ -58,7 +62,7 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 # A file is written once all is installed, so that a broken installation is made again.
-$(VENV)/.test $(VENV)/.docs $(VENV)/.dev: $(VENV)/.%: pyproject.toml constraints.txt | $(VENV)/bin/python
+$(VENV)/.test $(VENV)/.accelerator $(VENV)/.docs $(VENV)/.dev: $(VENV)/.%: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(INSTALL) --editable ".[$*]"
 	touch $@
 

@@ -25,7 +25,7 @@ import statistics
 import sys
 from typing import Annotated
 
-from examples.benchmarks import step_time, step_time_tables
+from examples.benchmarks import accelerator_table, step_time, step_time_tables
 from examples.study import experiments, intervals, markdown, paper, simulation
 from examples.study.experiments import SCALES, TABLES
 from examples.study.markdown import device, table
@@ -99,7 +99,7 @@ class Report:
 
     def render(self, text):
         """The text with each table between `<!-- name -->` and `<!-- end -->` written anew."""
-        names = ("cost", "step_time", "hours", "study", "paper", "simulation")
+        names = ("cost", "step_time", "accelerator", "hours", "study", "paper", "simulation")
         return markdown.render(text, {name: getattr(self, f"{name}_table") for name in names})
 
     def complaints(self, text):
@@ -130,6 +130,10 @@ class Report:
             for number, made in enumerate(self._of_each_record(step_time_tables.summary))
             for line in made.splitlines()[2 if number else 0 :]
         )
+
+    def accelerator_table(self):
+        """What the update is compiled to for devices that are only described."""
+        return accelerator_table.tables()
 
     def step_time_table(self):
         """The ratios of an update's time to that of Adam, of each record of `step_time`."""
