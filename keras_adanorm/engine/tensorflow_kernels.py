@@ -1,7 +1,7 @@
 """TensorFlow without XLA: the kernels that TensorFlow has for Adam, eagerly and in graphs.
 
 Taken for variables of float32 and float64 on TensorFlow, outside of XLA and of strategies of
-`tf.distribute`, for the algorithms in `_FORMS` as this package has them. Any other variable is
+`tf.distribute`, for the algorithms in `FORMS` as this package has them. Any other variable is
 updated by its algorithm as it is written, one operation at a time.
 
 `ResourceApplyAdam` updates both moments and the variable in one pass over memory. It needs no
@@ -29,6 +29,7 @@ _SMALLEST_BETA_1 = 0.5
 _SMALLEST_EPSILON = 1e-30
 # What an optimizer must have from this package, unchanged.
 _METHODS = ("algorithm", "moment_gradients", "adaptive_rate", "adaptive_step", "denominator")
+_METHODS += ("rectified_rate", "norm_ratios", "state_of")
 
 
 def update_by_kernels(optimizer, gradients, variables, learning_rate):
@@ -67,23 +68,24 @@ def _widest(gradients):
 def form_of(optimizer):
     """The function that runs this optimizer's algorithm by kernels, `None` if there is none."""
     cls = type(optimizer)
-    for owner in cls.__mro__:
-        if "algorithm" in vars(owner):
-            break
+    owner = next(base for base in cls.__mro__ if "algorithm" in vars(base))
     form = FORMS.get((owner.__module__, owner.__qualname__))
-    is_ours = all(
-        getattr(cls, name).__module__.startswith("keras_adanorm.") and name not in vars(optimizer)
-        for name in _METHODS
-        if form is not None
-    )
+    if form is None or not all(_is_ours(optimizer, name) for name in _METHODS):
+        return None
     is_usual = (
-        form is not None
-        and getattr(optimizer, "corrected_moments", "first") == "first"
+        getattr(optimizer, "corrected_moments", "first") == "first"
         and optimizer.epsilon_root == 0
         and optimizer.epsilon >= _SMALLEST_EPSILON
         and optimizer.beta_1 >= _SMALLEST_BETA_1
     )
-    return form if is_ours and is_usual else None
+    return form if is_usual else None
+
+
+def _is_ours(optimizer, name):
+    """Whether an optimizer has no method of this name, or that of this package."""
+    method = getattr(type(optimizer), name, None)
+    is_own = method is None or method.__module__.startswith("keras_adanorm.")
+    return is_own and name not in vars(optimizer)
 
 
 def is_fit(optimizer, variable):
