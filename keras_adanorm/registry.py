@@ -1,4 +1,4 @@
-"""The paper's four pairs. Tests, demo, experiments and tables take their lists from here."""
+"""All Norm variants with their plain optimizers. Exports, tests, demo and tables read it."""
 
 import keras
 
@@ -14,3 +14,10 @@ PLAIN_OF = {
     RadamNorm: Radam,
     AdaBeliefNorm: AdaBelief,
 }
+
+NORM_VARIANTS = tuple(PLAIN_OF)
+# Keras' own are not among them.
+PLAIN_OPTIMIZERS = tuple(
+    dict.fromkeys(cls for cls in PLAIN_OF.values() if cls.__module__.startswith(__package__ + "."))
+)
+OPTIMIZERS = {cls.__name__: cls for cls in NORM_VARIANTS + PLAIN_OPTIMIZERS}

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 import keras_adanorm
+from keras_adanorm import registry
 from keras_adanorm.monitor import GradientNormMonitor, norms_between
 
 NORMS = np.array([1.0, 2.0, 0.5, 0.0, 0.25, 4.0, 1e-3, 3.0, 3.0, 0.1, 0.0, 2.0])
-VARIANTS = ["AdamNorm", "DiffGradNorm", "RadamNorm", "AdaBeliefNorm"]
+VARIANTS = [cls.__name__ for cls in registry.NORM_VARIANTS]
 
 
 def fit(optimizer, callbacks=(), norms=NORMS, epochs=1, **compile_arguments):

@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_adanorm import AdaBeliefNorm, AdamNorm, AdaNorm, Radam, RadamNorm
+from keras_adanorm import AdaBeliefNorm, AdamNorm, AdaNorm, DiffGradNorm, Radam, RadamNorm
 from tests.support.make_saved import (
     EXPECTED,
     SAVED,
@@ -30,7 +30,6 @@ from tests.support.optimizers import (
     BACKEND,
     CLASSES,
     NORM_CLASSES,
-    DiffGradNorm,
     every_class,
     tensorflow_only,
     to_numpy,

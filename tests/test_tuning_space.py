@@ -10,11 +10,12 @@ import pytest
 
 from examples.training import recipes
 from examples.training.errors import UsageError
+from keras_adanorm import registry
 from tests.support.tuning_fakes import tiny
 from tuning.hypermodel import ExampleHyperModel
 from tuning.space import CHOICES, ONE_MINUS_GAMMA, RANGES, OptimizerSpace
 
-OURS = ["AdamNorm", "DiffGradNorm", "RadamNorm", "AdaBeliefNorm", "DiffGrad", "Radam", "AdaBelief"]
+OURS = list(registry.OPTIMIZERS)
 
 
 def everything(optimizer):
@@ -51,7 +52,7 @@ def test_every_point_is_a_valid_optimizer(optimizer):
         # Keras holds the rate in float32.
         assert 0.99999e-4 <= config["learning_rate"] <= 1.00001e-2
         assert 1e-5 <= config["weight_decay"] <= 1e-1
-        if optimizer.endswith("Norm"):
+        if registry.OPTIMIZERS.get(optimizer) in registry.NORM_VARIANTS:
             assert 0.8 <= config["gamma"] <= 0.999
             assert config["max_correction"] in (None, 2.0, 10.0)
             assert config["corrected_moments"] in ("first", "both")

@@ -21,7 +21,7 @@ import re
 import sys
 from typing import Annotated
 
-from examples.training import command_line, options, records
+from examples.training import command_line, options, pairs, records
 from examples.training.checks import Setting
 
 PROGRAM = "python -m examples.benchmarks.accelerator"
@@ -29,17 +29,10 @@ KIND = "accelerator"
 RESULTS = pathlib.Path(__file__).parent / "results" / "accelerator"
 TARGETS = {"h100": "gpu", "v5e": "tpu"}
 MODELS = {"vgg16": (32, 10), "resnet50": (64, 100)}
-OPTIMIZERS = (
-    "AdamNorm",
-    "RadamNorm",
-    "AdaBeliefNorm",
-    "DiffGradNorm",
-    "DiffGrad",
-    "Radam",
-    "AdaBelief",
-    "AdaNorm(SGD)",
-    "AdaNorm(Adam)",
-)
+_PAIRS = pairs.read()
+OPTIMIZERS = tuple(
+    name for name in dict.fromkeys((*_PAIRS, *_PAIRS.values())) if name != "Adam"
+) + ("AdaNorm(SGD)", "AdaNorm(Adam)")
 
 # NVIDIA's numbers of an H100 with 80 GB, in the words of XLA.
 _H100 = """

@@ -12,21 +12,10 @@ import time
 import keras
 import numpy as np
 
-import keras_adanorm
 from examples.training import models
+from keras_adanorm import registry
 
-OPTIMIZERS = {
-    "Adam": keras.optimizers.Adam,
-    "AdamNorm": keras_adanorm.AdamNorm,
-    "DiffGradNorm": keras_adanorm.DiffGradNorm,
-    "RadamNorm": keras_adanorm.RadamNorm,
-    "AdaBeliefNorm": keras_adanorm.AdaBeliefNorm,
-    "DiffGrad": keras_adanorm.DiffGrad,
-    "Radam": keras_adanorm.Radam,
-    "AdaBelief": keras_adanorm.AdaBelief,
-    "AdaNorm(SGD)": lambda: keras_adanorm.AdaNorm(keras.optimizers.SGD(0.01, momentum=0.9)),
-    "AdaNorm(Adam)": lambda: keras_adanorm.AdaNorm(keras.optimizers.Adam()),
-}
+OPTIMIZERS = {"Adam": keras.optimizers.Adam, **registry.OPTIMIZERS}
 
 
 def model_shapes(name):

@@ -6,17 +6,11 @@ python -m tests.support.coverage_table     # rewrites the table between the mark
 import pathlib
 from typing import NamedTuple
 
+from keras_adanorm import registry
+
 DOCUMENT = pathlib.Path(__file__).parents[2] / "docs" / "devices.md"
-OPTIMIZERS = (
-    "AdamNorm",
-    "DiffGradNorm",
-    "RadamNorm",
-    "AdaBeliefNorm",
-    "DiffGrad",
-    "Radam",
-    "AdaBelief",
-    "AdaNorm",
-)
+OPTIMIZERS = (*registry.OPTIMIZERS, "AdaNorm")
+KEEP_NORMS = {*(cls.__name__ for cls in registry.NORM_VARIANTS), "AdaNorm"}
 BACKENDS = ("tensorflow", "jax", "torch")
 PRECISIONS = ("mixed_float16", "mixed_bfloat16", "float16", "bfloat16")
 # All of them where that is quick, and elsewhere some: the arithmetic is the same.

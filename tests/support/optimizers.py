@@ -1,4 +1,4 @@
-"""The seven classes under test, and how to step through one of them in each execution mode."""
+"""The classes under test, and how to step through one of them in each execution mode."""
 
 import contextlib
 
@@ -6,22 +6,16 @@ import keras
 import numpy as np
 import pytest
 
-from keras_adanorm import (
-    AdaBelief,
-    AdaBeliefNorm,
-    AdamNorm,
-    DiffGrad,
-    DiffGradNorm,
-    Radam,
-    RadamNorm,
-)
 from keras_adanorm.engine import private
+from keras_adanorm.registry import NORM_VARIANTS, OPTIMIZERS, PLAIN_OPTIMIZERS
+from keras_adanorm.registry import PLAIN_OF as ALL_PAIRS
 from tests.support.reference import Reference
 
-NORM_CLASSES = (AdamNorm, DiffGradNorm, RadamNorm, AdaBeliefNorm)
-PLAIN_CLASSES = (DiffGrad, Radam, AdaBelief)
-CLASSES = NORM_CLASSES + PLAIN_CLASSES
-PLAIN_OF = {DiffGradNorm: DiffGrad, RadamNorm: Radam, AdaBeliefNorm: AdaBelief}
+NORM_CLASSES = NORM_VARIANTS
+PLAIN_CLASSES = PLAIN_OPTIMIZERS
+CLASSES = tuple(OPTIMIZERS.values())
+# Those whose plain optimizer is of this package and equals them bit for bit with `gamma=0`.
+PLAIN_OF = {norm: plain for norm, plain in ALL_PAIRS.items() if plain in PLAIN_CLASSES}
 
 BACKEND = keras.backend.backend()
 KERAS = tuple(int(part) for part in keras.version().split(".")[:2])
