@@ -448,13 +448,13 @@ class NormCorrection(StepOptimizer):
 
 
 class AdaptiveNormCorrection(NormCorrection, AdaptiveOptimizer):
-    """Base class of the four Norm variants: `s_t` enters a moment in the place of `g_t`.
+    """Base class of the four Norm variants: `s_t` enters a moment in place of `g_t`.
 
     Put before a plain optimizer with two moments in the bases of a class, it adds the
     hyperparameters of the correction.
 
     Args:
-        corrected_moments: `"first"`, `"second"` or `"both"`: the moments that `s_t` enters in the
+        corrected_moments: `"first"`, `"second"` or `"both"`: the moments that `s_t` enters in
             place of `g_t`. Defaults to `"first"`.
         gamma: See `NormCorrection`.
         max_correction: See `NormCorrection`.

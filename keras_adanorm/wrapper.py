@@ -55,7 +55,7 @@ _STATE = (
 class AdaNorm(keras.optimizers.Optimizer):
     """Any Keras optimizer with the gradient norm correction of AdaNorm.
 
-    The inner optimizer is given `s_t` in the place of every gradient `g_t`, per variable:
+    The inner optimizer is given `s_t` in place of every gradient `g_t`, per variable:
 
     ```
     e_t = gamma * e_{t-1} + (1 - gamma) * ||g_t||                    (equation 4 of the paper)
@@ -68,8 +68,8 @@ class AdaNorm(keras.optimizers.Optimizer):
     float32 (float64 for float64 variables); in float16 the ratio is held so that `s_t` is finite
     if `g_t` is. A sparse gradient stays sparse.
 
-    Round an optimizer with one moment (`SGD` with momentum, `Lion`) this is the paper's method.
-    Round one with two moments (`Adam` and its kin) the correction enters both, which is the "both
+    With an optimizer that has one moment (`SGD` with momentum, `Lion`) this is the paper's method.
+    With one that has two (`Adam` and its relatives) the correction enters both, which is the "both
     moments" row of the paper's Table 3: there it was less accurate than the correction of the
     first moment alone, in all nine comparisons. For the latter see `AdamNorm`, `DiffGradNorm`,
     `RadamNorm` and `AdaBeliefNorm`.
@@ -89,17 +89,18 @@ class AdaNorm(keras.optimizers.Optimizer):
 
     Attributes:
         inner_optimizer: The optimizer that was given.
-        norm_averages: The averages `e_t`, one scalar variable per trainable variable.
+        norm_averages: The averages `e_t`, a list with one scalar tensor per trainable variable.
 
     The learning rate and all settings common to Keras optimizers are read and set through the
-    wrapper and are the inner optimizer's. Loss scaling and several optimizers in one model go round
-    the wrapper: `LossScaleOptimizer(AdaNorm(optimizer))`, and likewise in a `MultiOptimizer`.
+    wrapper and are the inner optimizer's. For loss scaling, and for several
+    optimizers in one model, put the wrapper inside: `LossScaleOptimizer(AdaNorm(optimizer))`, and
+    likewise in a `MultiOptimizer`.
 
     Raises:
         ValueError: If an argument is outside its range; if a setting of the inner optimizer is
             given to the wrapper; or if the optimizer can't be wrapped: a Norm variant or another
-            `AdaNorm` corrects gradients already, a `LossScaleOptimizer` or `MultiOptimizer` goes
-            round the wrapper, and a class with an `apply` of its own may update without it.
+            `AdaNorm` corrects gradients already, a `LossScaleOptimizer` or `MultiOptimizer` must
+            be outside of the wrapper, and a class with an `apply` of its own may update without it.
 
     Example:
 
@@ -338,7 +339,7 @@ def _wrappable(optimizer):
     if isinstance(optimizer, _DELEGATING):
         raise ValueError(
             "Argument `optimizer` must be an optimizer that updates variables itself: nest them "
-            f"the other way round, with AdaNorm inside. Received: optimizer={name}"
+            f"the other way around, with AdaNorm inside. Received: optimizer={name}"
         )
     for method in _WAY_TO_THE_UPDATE:
         if getattr(type(optimizer), method) not in (

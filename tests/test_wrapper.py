@@ -1,4 +1,4 @@
-"""AdaNorm round any optimizer: what it changes, what it leaves alone, what it refuses."""
+"""AdaNorm around any optimizer: what it changes, what it leaves alone, what it refuses."""
 
 import os
 import subprocess
@@ -536,7 +536,7 @@ def test_a_keras_without_multi_optimizer():
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=300
     )
-    assert "other way round" in done.stdout, done.stderr
+    assert "other way around" in done.stdout, done.stderr
 
 
 def test_optimizers_by_name():
@@ -561,11 +561,11 @@ class OwnApply(optimizers.SGD):
         (lambda: AdaNorm("sgd"), "does not correct.*already. Received: optimizer=AdaNorm"),
         (
             lambda: optimizers.LossScaleOptimizer(optimizers.SGD()),
-            "other way round.*optimizer=LossScaleOptimizer",
+            "other way around.*optimizer=LossScaleOptimizer",
         ),
         pytest.param(
             lambda: optimizers.MultiOptimizer(optimizers.OptimizerMap(optimizers.SGD())),
-            "other way round.*optimizer=MultiOptimizer",
+            "other way around.*optimizer=MultiOptimizer",
             marks=needs_multi_optimizer,
         ),
         (lambda: OwnApply(), "leaves `apply` to Keras.*optimizer=OwnApply"),
