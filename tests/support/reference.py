@@ -13,16 +13,8 @@ from decimal import Decimal, localcontext
 
 import numpy as np
 
-ALGORITHMS = (
-    "adam",
-    "diffgrad",
-    "radam",
-    "adabelief",
-    "adamnorm",
-    "diffgradnorm",
-    "radamnorm",
-    "adabeliefnorm",
-)
+PLAIN_ALGORITHMS = ("adam", "diffgrad", "radam", "adabelief")  # each is a method of `Reference`
+ALGORITHMS = (*PLAIN_ALGORITHMS, *(f"{name}norm" for name in PLAIN_ALGORITHMS))
 
 
 def one_minus_power(beta, t):
@@ -130,12 +122,7 @@ class Reference:
 
     def step(self, grads):
         """Take one step. A tensor whose gradient is missing or None is left as it is."""
-        update = {
-            "adam": self._adam,
-            "diffgrad": self._diffgrad,
-            "radam": self._radam,
-            "adabelief": self._adabelief,
-        }[self.base]
+        update = getattr(self, f"_{self.base}")
         self.t += 1
         for name in self.params:
             if grads.get(name) is None:
