@@ -92,9 +92,10 @@ class AdaNorm(keras.optimizers.Optimizer):
         norm_averages: The averages `e_t`, a list with one scalar tensor per trainable variable.
 
     The learning rate and all settings common to Keras optimizers are read and set through the
-    wrapper and are the inner optimizer's. For loss scaling, and for several
-    optimizers in one model, put the wrapper inside: `LossScaleOptimizer(AdaNorm(optimizer))`, and
-    likewise in a `MultiOptimizer`.
+    wrapper and are the inner optimizer's. An inner optimizer of Keras, like `Adam`, does not keep
+    what `exclude_from_weight_decay` excluded in a saved model: call it again after loading. For
+    loss scaling, and for several optimizers in one model, put the wrapper inside:
+    `LossScaleOptimizer(AdaNorm(optimizer))`, and likewise in a `MultiOptimizer`.
 
     Raises:
         ValueError: If an argument is outside its range; if a setting of the inner optimizer is
@@ -269,7 +270,11 @@ class AdaNorm(keras.optimizers.Optimizer):
         return self.inner_optimizer.scale_loss(loss)
 
     def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
-        """Excludes variables from weight decay, see `keras.optimizers.Optimizer`."""
+        """Excludes variables from weight decay, see `keras.optimizers.Optimizer`.
+
+        An inner optimizer of Keras, like `Adam`, does not keep this in a saved model: call it again
+        after loading. One of this package keeps it.
+        """
         self.inner_optimizer.exclude_from_weight_decay(var_list, var_names)
 
     def finalize_variable_values(self, var_list: Any) -> None:

@@ -64,9 +64,8 @@ def test_picture_shows_every_curve(tmp_path, seeds, epochs):
     figure = demo._figure(some_runs(seeds, epochs))
     lines = [line for axes in figure.axes for line in axes.lines]
     assert len(figure.axes) == 3 * len(demo.PAIRS)
-    assert len(lines) == len(demo.PAIRS) * (
-        2 + 2 + 1
-    )  # loss and accuracy of both, corrections of one
+    # Of a pair: loss and accuracy of both, corrections of one.
+    assert len(lines) == len(demo.PAIRS) * (2 + 2 + 1)
     assert all(len(line.get_ydata()) == epochs for line in lines)
     demo.draw(some_runs(seeds, epochs), tmp_path / "curves.png")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
