@@ -153,7 +153,7 @@ class StepOptimizer(keras.optimizers.Optimizer):
         with private.device_of(self, variable):
             return self.add_variable(
                 shape=shape,
-                initializer=self.slot_initializer(name, variable),
+                initializer=_own_memory(self.slot_initializer(name, variable)),
                 dtype=precision.compute_dtype(variable.dtype),
                 name=f"{path}_{name}",
                 **layout,
@@ -527,6 +527,13 @@ class AdaptiveNormCorrection(NormCorrection, AdaptiveOptimizer):
     def get_config(self) -> dict[str, Any]:
         """The arguments with which to make the same optimizer, without its state."""
         return {**super().get_config(), "corrected_moments": self.corrected_moments}
+
+
+def _own_memory(initializer):
+    """The initializer. What a function returns is copied: on torch it may be a weight's memory."""
+    if not callable(initializer):
+        return initializer
+    return lambda shape, dtype=None: keras.ops.copy(initializer(shape, dtype=dtype))
 
 
 def exclude_before_build(optimizer, var_list, var_names):

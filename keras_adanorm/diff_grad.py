@@ -85,9 +85,10 @@ class DiffGradNorm(AdaptiveNormCorrection, DiffGrad):
     All operations are elementwise but the norm, which is the L2 norm of each variable's own
     gradient. All averages start at 0. Gradients and updates are tensors of the variable's shape.
 
-    The gradient before the first, `g_0`, is 0, and `g_{t-1}` is the uncorrected one. No arguments
-    reproduce the authors' released code, which adds epsilon to the root of `v_t` before the
-    correction for bias.
+    The gradient before the first, `g_0`, is 0, and `g_{t-1}` is the uncorrected one.
+
+    With `epsilon_hat=True` the class reproduces the authors' released code, which adds epsilon to
+    the root of `v_t` before the correction for bias.
 
     Args:
         {{arguments}}

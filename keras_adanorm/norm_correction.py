@@ -92,7 +92,10 @@ def norm_ratio(
         return None, average
     bound = float(limits.max) if max_correction is None else max_correction
     one = ops.ones_like(norm)
-    beyond = average / bound > norm
+    # Whether `average / norm` is beyond the bound, asked without a quotient: that with the largest
+    # number is subnormal, which a compiler may take for 0, and the product may overflow.
+    held = precision.minimum(norm, float(limits.max) / bound)
+    beyond = average > held * (bound * (1 - 2 * float(limits.eps)))
     divisor = ops.where(ops.logical_or(norm < float(limits.tiny), beyond), one, norm)
     ratio = ops.where(beyond, bound * one, average / divisor)
     corrects = ops.logical_and(norm >= float(limits.tiny), average > norm)

@@ -14,6 +14,8 @@ OPTIMIZER_NAMES = {
     "_get_variable_index": "the position of a variable in the order of `build`",
     "_var_key": "tells whether a variable is known to a built optimizer",
     "_track_variable": "adds the state of a random generator to the optimizer's variables",
+    "_check_variables_are_known": "refuses a wrapped optimizer that was built for other variables",
+    "_backend_apply_gradients": "a wrapped optimizer must leave it to Keras",
 }
 # The same of an optimizer that is built, or has been made.
 INSTANCE_NAMES = {
@@ -21,11 +23,16 @@ INSTANCE_NAMES = {
     "_learning_rate": "the same for the learning rate",
     "_trainable_variables": "the variables in the order of `build`",
     "_trainable_variables_indices": "their positions",
+    "_model_variables_moving_average": "the same for the averages of the weights (`use_ema`)",
 }
 # Only on TensorFlow.
 TENSORFLOW_OPTIMIZER_NAMES = {
     "_distribution_strategy": "the strategy under which the optimizer was made",
     "_distributed_tf_update_step": "overridden: where gradients are summed over the devices",
+}
+# Of `tf.function(experimental_attributes=...)`.
+TENSORFLOW_FUNCTION_ATTRIBUTES = {
+    "_noinline": "what graphs share is called and not copied into each of them",
 }
 
 

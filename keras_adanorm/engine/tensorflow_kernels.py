@@ -170,7 +170,8 @@ class Push:
             if not self._is_beyond and self.ratio == 1:
                 return self.whole
             return _push(m.handle, self.whole, scalars.tensor(self.ratio), missing, limit)
-        if is_small(self.whole):
+        # What graphs share must not be recorded with a debugger's operations in it.
+        if is_small(self.whole) or private.watches_numbers():
             return _push(m.handle, self.whole, self.ratio, missing, limit)
         push = _push_if_needed(m.dtype)
         return push(m.handle, self.whole, self.ratio, missing, self._is_beyond)

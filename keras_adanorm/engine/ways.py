@@ -13,6 +13,7 @@
 import contextlib
 
 import keras
+from keras import ops
 
 from keras_adanorm.engine import precision, private
 from keras_adanorm.engine.step import Step, Update
@@ -116,7 +117,17 @@ class StepOfOne(Step):
 
 
 class ImmediateStep(StepOfOne):
-    """The step of a single variable in which everything takes effect at once."""
+    """The step of a single variable in which everything takes effect at once.
+
+    What is read is copied: on torch it would be the memory that is about to change.
+    """
+
+    @property
+    def weight(self):
+        return ops.copy(super().weight)
+
+    def read(self, name):
+        return super().read(name) if name in self.written else ops.copy(super().read(name))
 
     def write(self, name, value):
         super().write(name, value)
