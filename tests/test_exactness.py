@@ -1,5 +1,6 @@
 """The optimizers against the golden trajectories and the NumPy reference, states included."""
 
+import keras
 import numpy as np
 import pytest
 
@@ -23,6 +24,7 @@ from tests.support.golden_data import (
     official_arguments,
 )
 from tests.support.optimizers import (
+    BACKEND,
     NORM_CLASSES,
     Run,
     algorithm,
@@ -124,7 +126,7 @@ def test_adam_is_adam_norm_without_gamma(setting, source):
 @pytest.mark.parametrize(
     ("setting", "dtype"), [*((setting, "float64") for setting in SETTINGS), ("default", "float32")]
 )
-@pytest.mark.parametrize("cls", [AdamNorm, Radam, RadamNorm, AdaBelief, AdaBeliefNorm])
+@every_class
 def test_released_code(cls, setting, dtype):
     arguments = official_arguments(
         algorithm(cls), SETTINGS[setting]["beta_2"], SETTINGS[setting]["epsilon"]
@@ -166,3 +168,43 @@ def test_options_of_the_correction(cls, options):
 @every_class
 def test_epsilon_root(cls):
     assert_follows_reference(cls(0.01, beta_2=0.8, epsilon_root=0.1))
+
+
+@every_class
+def test_epsilon_hat(cls):
+    assert_follows_reference(cls(0.01, beta_2=0.8, epsilon=0.1, epsilon_hat=True))
+
+
+@pytest.mark.parametrize("cls", [Radam, RadamNorm])
+def test_radam_has_epsilon_hat_either_way(cls):
+    """The paper's Radam adds epsilon before the correction for bias in any case."""
+    weights = []
+    for epsilon_hat in (True, False):
+        params = {name: np.ones(shape) for name, shape in SHAPES.items()}
+        run = Run(cls(0.01, beta_2=0.8, epsilon=0.1, epsilon_hat=epsilon_hat), params)
+        for grads in swinging_gradients(SHAPES, 8):
+            run.step(grads)
+        weights.append(run.params)
+    for name in SHAPES:
+        np.testing.assert_array_equal(weights[0][name], weights[1][name])
+
+
+# How far 200 steps of Keras' Adam are from the same of `AdamNorm(gamma=0, epsilon_hat=True)`, in
+# units of the learning rate. On TensorFlow Keras takes beta_1 and beta_2 through float32.
+AS_KERAS_ADAM = {"float32": 1e-3, "float64": 1e-3 if BACKEND == "tensorflow" else 1e-11}
+
+
+@every_dtype
+@pytest.mark.parametrize("epsilon", [1e-7, 1e-2])
+def test_without_gamma_as_keras_adam(dtype, epsilon):
+    learning_rate, steps = 0.01, 200
+    with floatx(dtype):
+        params = {name: np.ones(shape) for name, shape in SHAPES.items()}
+        ours = AdamNorm(learning_rate, epsilon=epsilon, gamma=0.0, epsilon_hat=True)
+        keras_adam = keras.optimizers.Adam(learning_rate, epsilon=epsilon)
+        runs = [Run(optimizer, params, dtype) for optimizer in (ours, keras_adam)]
+        for grads in swinging_gradients(SHAPES, steps):
+            for run in runs:
+                run.step(grads)
+        worst = max(np.abs(runs[0].params[n] - runs[1].params[n]).max() for n in SHAPES)
+    assert worst <= AS_KERAS_ADAM[dtype] * learning_rate

@@ -82,8 +82,7 @@ def all_goldens():
 def official_arguments(algorithm, beta_2, epsilon):
     """The arguments, beyond a setting's own, with which the released PyTorch code is reproduced.
 
-    They may override the setting's `gamma`. diffGrad and diffGradNorm have none: there the
-    released code adds epsilon to the root of the second moment before its bias is corrected.
+    They may override the setting's `gamma`.
     """
     inner_epsilon = {"epsilon_root": epsilon / (1 - beta_2)}
     return {
@@ -91,6 +90,8 @@ def official_arguments(algorithm, beta_2, epsilon):
         "adamnorm": inner_epsilon,
         "radam": {},
         "radamnorm": {"gamma": 0.0},
+        "diffgrad": {"epsilon_hat": True},
+        "diffgradnorm": {"epsilon_hat": True},
         "adabelief": inner_epsilon,
         "adabeliefnorm": {**inner_epsilon, "corrected_moments": "both"},
     }[algorithm]

@@ -193,8 +193,9 @@ def run_beside_reference(optimizer, params, gradients, dtype="float32", mode=MOD
     Yields the pair after each step: `(run, reference)`.
     """
     config = optimizer.get_config()
-    accepted = ("beta_1", "beta_2", "epsilon", "gamma", "corrected_moments", "max_correction")
-    arguments = {name: config[name] for name in accepted + ("epsilon_root",) if name in config}
+    accepted = ("beta_1", "beta_2", "epsilon", "epsilon_root", "epsilon_hat")
+    accepted += ("gamma", "corrected_moments", "max_correction")
+    arguments = {name: config[name] for name in accepted if name in config}
     run = Run(optimizer, params, dtype, mode)
     rounded = {name: np.asarray(value, "float64") for name, value in run.params.items()}
     learning_rate = float(to_numpy(optimizer.learning_rate))

@@ -66,6 +66,8 @@ class Reference:
         corrected_moments: which moments see `s` instead of `g`: "first", "second" or "both".
         max_correction: upper bound of `e / ||g||`, or None.
         epsilon_root: added under the root, to the second moment that stands there.
+        epsilon_hat: whether epsilon is added to the root of the second moment before its
+            correction for bias.
 
     After each `step`, `params`, `m`, `v`, `e`, `fired` and (diffGrad only) `previous_gradient`
     hold the state by name, and `t` the number of steps. Arrays are replaced, never written to, so
@@ -91,6 +93,7 @@ class Reference:
         corrected_moments="first",
         max_correction=None,
         epsilon_root=0.0,
+        epsilon_hat=False,
     ):
         if algorithm not in ALGORITHMS:
             raise ValueError(f"`algorithm` must be one of {ALGORITHMS}. Received: {algorithm!r}")
@@ -109,6 +112,7 @@ class Reference:
         self.corrected_moments = corrected_moments
         self.max_correction = max_correction
         self.epsilon_root = epsilon_root
+        self.epsilon_hat = epsilon_hat
 
         self.t = 0
         self.params = {name: np.array(value, "float64") for name, value in params.items()}
@@ -140,12 +144,18 @@ class Reference:
         )
         return {"first": (s, g), "second": (g, s), "both": (s, s)}[self.corrected_moments]
 
+    def _epsilon(self):
+        """What is added to the root of the corrected second moment."""
+        if not self.epsilon_hat:
+            return self.epsilon
+        return self.epsilon / math.sqrt(one_minus_power(self.beta_2, self.t))
+
     def _adam(self, name, g, g_m, g_v):
         m = self.beta_1 * self.m[name] + (1 - self.beta_1) * g_m
         v = self.beta_2 * self.v[name] + (1 - self.beta_2) * g_v**2
         m_hat = m / one_minus_power(self.beta_1, self.t)
         v_hat = v / one_minus_power(self.beta_2, self.t)
-        step = self.learning_rate * m_hat / (np.sqrt(v_hat + self.epsilon_root) + self.epsilon)
+        step = self.learning_rate * m_hat / (np.sqrt(v_hat + self.epsilon_root) + self._epsilon())
         self.m[name], self.v[name] = m, v
         self.params[name] = self.params[name] - step
 
@@ -155,7 +165,9 @@ class Reference:
         v = self.beta_2 * self.v[name] + (1 - self.beta_2) * g_v**2
         m_hat = m / one_minus_power(self.beta_1, self.t)
         v_hat = v / one_minus_power(self.beta_2, self.t)
-        step = self.learning_rate * xi * m_hat / (np.sqrt(v_hat + self.epsilon_root) + self.epsilon)
+        step = (
+            self.learning_rate * xi * m_hat / (np.sqrt(v_hat + self.epsilon_root) + self._epsilon())
+        )
         self.m[name], self.v[name], self.previous_gradient[name] = m, v, g
         self.params[name] = self.params[name] - step
 
@@ -181,6 +193,6 @@ class Reference:
         v = self.beta_2 * self.v[name] + (1 - self.beta_2) * (g_v - m) ** 2
         m_hat = m / one_minus_power(self.beta_1, self.t)
         v_hat = v / one_minus_power(self.beta_2, self.t)
-        step = self.learning_rate * m_hat / (np.sqrt(v_hat + self.epsilon_root) + self.epsilon)
+        step = self.learning_rate * m_hat / (np.sqrt(v_hat + self.epsilon_root) + self._epsilon())
         self.m[name], self.v[name] = m, v
         self.params[name] = self.params[name] - step

@@ -1,0 +1,175 @@
+"""Variables left out of the norm correction or of weight decay, by themselves or by name."""
+
+import keras
+import numpy as np
+import pytest
+
+from keras_adanorm import AdaNorm, NormCorrection
+from tests.support.optimizers import NORM_CLASSES, Run, every_mode, swinging_gradients, to_numpy
+
+LR = 0.05
+SHAPES = {"kernel": (3, 4), "bias": (4,), "embedding": (3, 4)}
+PARAMS = {name: np.ones(shape) for name, shape in SHAPES.items()}
+
+
+def adanorm(learning_rate=LR, gamma=0.95, name=None, **arguments):
+    sgd = keras.optimizers.SGD(learning_rate, momentum=0.9, **arguments)
+    return AdaNorm(sgd, gamma=gamma, name=name)
+
+
+MAKERS = [*NORM_CLASSES, adanorm]
+every_maker = pytest.mark.parametrize("make", MAKERS, ids=lambda make: make.__name__)
+every_way = pytest.mark.parametrize("way", ["var_list", "var_names", "both"])
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation")
+
+
+def excluding(optimizer, variables, way):
+    """Leaves bias and embedding out."""
+    _, bias, embedding = variables
+    given = {
+        "var_list": dict(var_list=[bias, embedding]),
+        "var_names": dict(var_names=["bias", "embed"]),
+        "both": dict(var_list=[bias], var_names=["embed"]),
+    }[way]
+    optimizer.exclude_from_norm_correction(**given)
+    return optimizer
+
+
+def new_variables():
+    return [keras.Variable(value, dtype="float32", name=name) for name, value in PARAMS.items()]
+
+
+class Given(Run):
+    """A run of variables that are there before the optimizer is built."""
+
+    def __init__(self, optimizer, variables, mode="eager"):
+        super().__init__(optimizer_of_none(), PARAMS)
+        self.optimizer, self.variables, self.mode = optimizer, variables, mode
+        optimizer.build(variables)
+        self._apply = self._compiled_apply()
+
+
+def optimizer_of_none():
+    return keras.optimizers.SGD()
+
+
+def train(run, steps=6):
+    for grads in swinging_gradients(SHAPES, steps):
+        run.step(grads)
+    return run
+
+
+@every_mode
+@every_way
+@every_maker
+def test_excluded_variables_are_updated_as_without_gamma(make, way, mode):
+    if mode == "xla" and way != "both":
+        pytest.skip("one way is enough to compile")
+    variables = new_variables()
+    run = train(Given(excluding(make(LR), variables, way), variables, mode))
+    corrected, plain = train(Run(make(LR), PARAMS)), train(Run(make(LR, gamma=0.0), PARAMS))
+    close = dict(rtol=2e-6, atol=1e-7)
+    np.testing.assert_allclose(run.params["kernel"], corrected.params["kernel"], **close)
+    for name in ("bias", "embedding"):
+        np.testing.assert_allclose(run.params[name], plain.params[name], **close)
+        assert not np.allclose(plain.params[name], corrected.params[name], rtol=1e-4)
+    kernel, bias, embedding = run.optimizer.norm_averages
+    assert float(to_numpy(kernel)) > 0
+    assert bias is None and embedding is None
+
+
+@every_maker
+def test_all_variables_excluded(make):
+    variables = new_variables()
+    optimizer = make(LR)
+    optimizer.exclude_from_norm_correction(var_list=variables)
+    run, plain = train(Given(optimizer, variables)), train(Run(make(LR, gamma=0.0), PARAMS))
+    for name in SHAPES:
+        np.testing.assert_array_equal(run.params[name], plain.params[name])
+    assert optimizer.norm_averages == [None] * 3
+
+
+@every_maker
+def test_too_late(make):
+    run = Run(make(LR), PARAMS)
+    with pytest.raises(ValueError, match="before the optimizer is built"):
+        run.optimizer.exclude_from_norm_correction(var_names=["bias"])
+
+
+@every_way
+@every_maker
+def test_config_keeps_what_is_excluded(make, way):
+    variables = new_variables()
+    optimizer = excluding(make(LR), variables, way)
+    optimizer.build(variables)
+    again = type(optimizer).from_config(optimizer.get_config())
+    assert again.get_config() == optimizer.get_config()
+    run = train(Run(again, PARAMS))
+    assert [e is None for e in again.norm_averages] == [False, True, True]
+    expected = train(Given(excluding(make(LR), other := new_variables(), way), other))
+    for name in SHAPES:
+        np.testing.assert_array_equal(run.params[name], expected.params[name])
+
+
+def test_config_without_exclusions_is_as_it_was():
+    for make in MAKERS:
+        config = make(LR).get_config()
+        assert not [name for name in config if "exclude" in name]
+
+
+def test_names_before_build_are_kept():
+    optimizer = NormCorrection(LR)
+    optimizer.exclude_from_norm_correction(var_names="bias")
+    again = NormCorrection.from_config(optimizer.get_config())
+    Run(again, PARAMS)
+    assert [e is None for e in again.norm_averages] == [False, True, False]
+
+
+def make_model(optimizer, exclude):
+    model = keras.Sequential(
+        [
+            keras.Input((2,)),
+            keras.layers.Dense(3, activation="tanh", name="hidden"),
+            keras.layers.Dense(1, name="output"),
+        ]
+    )
+    random = np.random.default_rng(5)
+    model.set_weights([random.normal(size=w.shape, scale=0.5) for w in model.weights])
+    exclude(optimizer, model.trainable_variables)
+    model.compile(optimizer, "mse", run_eagerly=True)
+    return model
+
+
+def fit(model, first, last):
+    for step in range(first, last):
+        x = np.random.default_rng(step).normal(size=(4, 2)).astype("float32")
+        model.train_on_batch(x, np.float32((1.0, 5.0, 0.3, 0.1)[step % 4] * x[:, :1]))
+    return [to_numpy(variable) for variable in model.trainable_variables]
+
+
+def from_norm_correction(optimizer, variables):
+    optimizer.exclude_from_norm_correction(variables[1:2], ["output"])
+
+
+def from_weight_decay(optimizer, variables):
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    inner.exclude_from_weight_decay(variables[1:2], ["output"])
+
+
+def from_nothing(optimizer, variables):
+    pass
+
+
+@pytest.mark.parametrize("exclude", [from_norm_correction, from_weight_decay])
+@every_maker
+def test_saved_model_keeps_what_is_excluded(make, exclude, tmp_path):
+    if make is adanorm and exclude is from_weight_decay:
+        pytest.skip("Keras' own optimizers don't keep what is excluded from weight decay")
+    straight = make_model(make(LR, weight_decay=0.5), exclude)
+    fit(straight, 0, 4)
+    straight.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    for a, b in zip(fit(loaded, 4, 7), weights := fit(straight, 4, 7), strict=True):
+        np.testing.assert_array_equal(a, b)
+    other = make_model(make(LR, weight_decay=0.5), from_nothing)
+    assert not np.allclose(fit(other, 0, 7)[1], weights[1], rtol=1e-4)
