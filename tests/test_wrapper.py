@@ -5,6 +5,7 @@ import subprocess
 import sys
 import textwrap
 
+import h5py
 import keras
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from keras import optimizers
 
 import keras_adanorm
 from keras_adanorm import AdamNorm, AdaNorm
+from tests.support import make_saved
 from tests.support.optimizers import (
     BACKEND,
     KERAS,
@@ -699,3 +701,40 @@ def test_replicas_are_summed_before_the_norm_is_taken():
         cwd=os.path.dirname(os.path.dirname(__file__)),
     )
     assert result.stdout == "equal\n", result.stderr
+
+
+# The file of version 0.1, and what is in a file
+
+# What four steps more of the version that saved it have led to.
+CONTINUED = [
+    [[0.6155716, -0.9510697, -1.1892859], [-0.197556, 0.5432746, 0.5215062]],
+    [0.5607296, 0.3753893, -0.3010612],
+    [[-0.4188184], [-1.6696993], [-0.4500159]],
+    [0.4983605],
+]
+
+
+def test_file_of_version_0_1():
+    """There each average was a variable of its own."""
+    model = keras.models.load_model(make_saved.SAVED / "AdaNorm.keras")
+    optimizer = model.optimizer
+    assert (type(optimizer), optimizer.gamma, optimizer.max_correction) == (AdaNorm, 0.75, 50.0)
+    assert int(to_numpy(optimizer.iterations)) == 4
+    averages = [float(to_numpy(e)) for e in optimizer.norm_averages]
+    np.testing.assert_allclose(averages, [1.0542, 0.7482, 1.2527, 1.015], rtol=1e-4)
+    make_saved.train(model, 4, 8)
+    for weight, expected in zip(model.trainable_variables, CONTINUED, strict=True):
+        np.testing.assert_allclose(to_numpy(weight), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_dir_finds_the_inner_optimizer_and_a_file_holds_each_state_once(tmp_path):
+    optimizer = AdaNorm(keras.optimizers.Adam(0.1))
+    assert "inner_optimizer" in dir(optimizer)
+    model = make_saved.train(make_saved.make_model(optimizer), 0, 2)
+    model.save_weights(tmp_path / "model.weights.h5")
+    with h5py.File(tmp_path / "model.weights.h5") as file:
+        saved = []
+        file.visititems(lambda name, item: saved.append(name) if hasattr(item, "shape") else None)
+        state = [name for name in saved if name.startswith("optimizer")]
+    # Steps, learning rate, two moments of four weights, the vector of the averages.
+    assert len(state) == 2 + 2 * 4 + 1 == len(optimizer.variables)
