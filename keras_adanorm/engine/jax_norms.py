@@ -140,4 +140,7 @@ def _for_one_kernel(tensor):
     """
     if tensor.size >= SMALL:
         return tensor
-    return jnp.pad(tensor.reshape(-1), (0, -tensor.size % 4096)).reshape(64, -1)
+    flat = tensor.reshape(-1)
+    # `jnp.pad` has an integer constant, which JAX before 0.5 takes for one of 64 bits.
+    filled = jax.lax.pad(flat, np.zeros((), flat.dtype), [(0, -flat.size % 4096, 0)])
+    return filled.reshape(64, -1)
