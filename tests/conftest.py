@@ -7,8 +7,15 @@ import re
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
+import contextlib
+
 import keras
 import pytest
+
+# A doctest leaves its last result in `builtins`, and tyro can't be imported beside one that has no
+# hash. So it is imported before any doctest runs.
+with contextlib.suppress(ImportError):
+    import tyro  # noqa: F401
 
 TESTS = pathlib.Path(__file__).parent
 ON_TENSORFLOW_ONLY = {"test_devices_document.py", "test_packaging.py", "test_reference.py"}

@@ -20,6 +20,7 @@ PROGRAMS = [
     "examples.study.reproduce",
     "examples.study.report",
     "examples.benchmarks.step_time",
+    "examples.benchmarks.accelerator",
     "examples.benchmarks.data_speed",
     "tuning.search",
     "tuning.compare",
