@@ -81,6 +81,7 @@ class Run:
 
     Example:
 
+    >>> from keras_adanorm import AdamNorm
     >>> run = Run(AdamNorm(0.1), {"w": np.ones(2)})
     >>> run.step({"w": np.array([1.0, 2.0])})
     >>> run.params["w"].round(6), f"{run.e['w']:.6f}"
