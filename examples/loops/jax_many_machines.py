@@ -42,7 +42,7 @@ def train():
         model.compile(optimizer, "mse")
         batch_size = GLOBAL_BATCH // jax.process_count()
         model.fit(x[share], y[share], batch_size, epochs=2, shuffle=False, verbose=0)
-    return model.get_weights() + [np.array(e.value) for e in optimizer.norm_averages]
+    return model.get_weights() + [np.array(e) for e in optimizer.norm_averages]
 
 
 if __name__ == "__main__":

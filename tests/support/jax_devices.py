@@ -68,7 +68,10 @@ def main(folder):
             model = train(name, distribution)
             variables = model.trainable_variables + model.optimizer.variables
             values = [np.array(variable.value) for variable in variables]
-            np.savez(folder / f"{name}-{kind}.npz", *values, layouts=layouts(variables))
+            whole = [not v.shape or v.path.endswith("/norm_averages") for v in variables]
+            np.savez(
+                folder / f"{name}-{kind}.npz", *values, layouts=layouts(variables), whole=whole
+            )
         if name in TRACED:
             np.savez(folder / f"{name}-traces.npz", traces(model))
 
