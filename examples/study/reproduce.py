@@ -11,6 +11,8 @@ examples:
     python -m examples.study.reproduce study --scale desk --folder /a/shared/folder
   one of four jobs of a scheduler, which need not share anything while they run:
     python -m examples.study.reproduce table1 --shard 1/4
+  the study at convergence, an hour or two on the digits and a night on CIFAR-10:
+    python -m examples.study.reproduce digits-convergence cifar10-convergence
   the two small simulations, a few minutes:
     python -m examples.study.reproduce figure1 regret
   everything in a few minutes, to see that it runs:
@@ -29,7 +31,7 @@ import re
 import sys
 from typing import Annotated
 
-from examples.study import experiments, simulation
+from examples.study import convergence, experiments, simulation
 from examples.study.experiments import SCALES, TABLES
 from examples.training import checks, command_line, options, records
 from examples.training.checks import Setting
@@ -37,7 +39,7 @@ from examples.training.errors import RecordError, UsageError
 
 PROGRAM = "python -m examples.study.reproduce"
 FOLDER = pathlib.Path(__file__).parent / "results" / "reproduce"
-TARGETS = (*TABLES, "tuned", *simulation.SIMULATIONS)
+TARGETS = (*TABLES, "tuned", *convergence.STUDIES, *simulation.SIMULATIONS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +50,7 @@ class Options:
         tuple[str, ...],
         Setting("what to carry out, one or more", choices=TARGETS, metavar="TARGET", least=1),
     ]
-    scale: Annotated[str, Setting("size", choices=tuple(SCALES))] = "paper"
+    scale: Annotated[str, Setting("size, but of a convergence", choices=tuple(SCALES))] = "paper"
     seeds: Annotated[int | None, Setting("runs per arm", low=1, high=1000, unset="the scale's")] = (
         None
     )
@@ -96,10 +98,10 @@ def main(arguments=None):
 def _reproduce(arguments):
     groups = {"series": options.group(Options)}
     chosen = Options(**options.read(PROGRAM, __doc__, groups, arguments, positional=["targets"]))
-    _check_only(chosen)
     from examples.study.series import Series
 
     series = Series(chosen.folder)
+    _check_only(chosen, series)
     for target in chosen.targets:
         if target in simulation.SIMULATIONS:
             _simulate(target, chosen)
@@ -111,6 +113,9 @@ def _reproduce(arguments):
 
 def _stages(target, chosen, series):
     """The runs of a target, in lists: what is in a list may follow from the lists before."""
+    if target in convergence.STUDIES:
+        yield from map(chosen.share, _plan(target, chosen, series).stages())
+        return
     if target != "tuned":
         yield chosen.share(experiments.runs(TABLES[target], chosen.scale, chosen.seeds))
         return
@@ -127,12 +132,23 @@ def _stages(target, chosen, series):
     yield chosen.share(experiments.seed_by_seed(finals.values()))
 
 
+def _plan(target, chosen, series):
+    study = convergence.STUDIES[target]
+    if chosen.seeds is not None:
+        study = dataclasses.replace(study, seeds=chosen.seeds)
+    return convergence.Plan(study, series)
+
+
 def _carry_out(target, planned, chosen, series):
     if not chosen.dry_run:
         series.execute(planned, chosen.data_dir)
     elif planned:
-        scale = SCALES[chosen.scale]
-        print(f"{target}, scale {chosen.scale}")
+        if target in convergence.STUDIES:
+            scale = convergence.STUDIES[target]
+            print(target)
+        else:
+            scale = SCALES[chosen.scale]
+            print(f"{target}, scale {chosen.scale}")
         print(series.describe(planned, scale.rate, scale.machine), flush=True)
 
 
@@ -163,11 +179,14 @@ def _settings(path):
         raise RecordError(f"{path} is not a record: {error}. Delete it.") from error
 
 
-def _check_only(chosen):
+def _check_only(chosen, series):
     """Refuses a part of a name that no run has."""
     names = []
-    for target in chosen.targets:
-        if target in TABLES:
+    for target in chosen.targets if chosen.only else ():
+        if target in convergence.STUDIES:
+            stages = _plan(target, chosen, series).stages()
+            names += [one.path for planned in stages for one in planned]
+        elif target in TABLES:
             names += [one.path for one in experiments.runs(TABLES[target], chosen.scale)]
         elif target == "tuned":
             trials = experiments.trials(chosen.scale)

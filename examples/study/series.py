@@ -13,13 +13,15 @@ import statistics
 import time
 
 import keras
+import numpy as np
 
-from examples.study import cost
+from examples.study import arms, cost
 from examples.training import callbacks, locks, records, run
 from examples.training.command_line import counted
 from examples.training.errors import DivergedError, LockedError, RecordError, RunError
 
 POLL = 15.0
+MEASURED = ("gradient_norms", "corrected_gradient_norms")
 STATES = ("done", "failed", "running", "open")
 
 
@@ -169,6 +171,10 @@ class Series:
                 planned.settings, folder, data_dir=data_dir, verbose=0, keep_model=False
             )
             ended = f"test {record['test']['accuracy']:.2%}, {record['seconds']:.0f} s"
+            if planned.settings.monitor == "step":
+                with np.load(folder / run.NORMS) as norms:
+                    ratio = arms.first_moment_ratio(*map(norms.get, MEASURED))
+                record["corrections"]["first_moment_ratio"] = ratio
             self._write(planned, record)
         except DivergedError as error:
             failed = {"settings": planned.settings.as_dict(), "failed": str(error)}

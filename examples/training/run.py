@@ -24,6 +24,7 @@ from keras_adanorm.monitor import GradientNormMonitor
 
 RECORD = "record.json"
 MODEL = "model.keras"
+NORMS = "gradient_norms.npz"
 
 
 def train(settings, output_dir, data_dir=None, verbose="auto", keep_model=True, observers=()):
@@ -112,7 +113,7 @@ def _train(settings, output_dir, data_dir, verbose, keep_model, observers):
     record = _record(settings, dataset, model, described, keeper, test)
     with callbacks.files_of(output_dir, keeper):
         if keeper.monitor is not None and keeper.monitor.per_step:
-            with records.replacing(output_dir / "gradient_norms.npz") as temporary:
+            with records.replacing(output_dir / NORMS) as temporary:
                 np.savez_compressed(temporary, **keeper.monitor.get_state())
         if keep_model:
             with records.replacing(output_dir / MODEL) as temporary:
