@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 
-from examples.study import arms, convergence, reproduce
+from examples.study import arms, convergence, convergence_results, report, reproduce
 from examples.study import series as series_module
 from examples.study.experiments import PAIRS
 from examples.training import run
@@ -31,7 +31,11 @@ class Records(dict):
     def done(self, planned):
         return planned.path in self
 
-    record = property(lambda self: lambda planned: self.get(planned.path))
+    def record(self, planned):
+        return self.get(planned.path)
+
+    def failure(self, planned):
+        return "diverged" if self.done(planned) and self.record(planned) is None else None
 
     def train(self, planned):
         made = made_records.record(planned.settings, self.accuracy(planned))
@@ -152,6 +156,70 @@ def test_a_measured_run_keeps_the_mean_factor(tmp_path, monkeypatch):
     series = series_module.Series(tmp_path)
     series.execute([planned])
     assert 1 < series.record(planned)["corrections"]["first_moment_ratio"] < 3
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    """The results of a small study, all of whose records are made up."""
+    monkeypatch.setattr(convergence, "STUDIES", {"small": SMALL})
+
+    def accuracy(planned):
+        gain = {"AdamNorm": 0.03, "Adam-longer": 0.02}.get(planned.arm.name, 0.0)
+        return best_at(1e-2)(planned) + gain + 0.001 * (planned.settings.seed % 7)
+
+    records = Records(accuracy)
+    series = series_module.Series(tmp_path)
+    plan = convergence.Plan(SMALL, series)
+    for stage in plan.stages():
+        for planned in stage:
+            if not series.done(planned):
+                records.train(planned)
+                series._write(planned, records[planned.path])
+    results = convergence_results.Results(SMALL, series)
+    results.folder = tmp_path
+    return results
+
+
+def test_differences_are_those_of_the_records(results):
+    groups = results.groups()
+    assert {name: len(group) for name, group in groups.items()} == {
+        "tuned": 4, "longer": 4, "held": 4, "start": 5,
+    }  # fmt: skip
+    means = {
+        (one.variant, one.plain): 100 * one.together.mean
+        for group in groups.values()
+        for one in group
+    }
+    assert means["AdamNorm", "Adam"] == pytest.approx(3)
+    assert means["AdamNorm", "Adam-longer"] == pytest.approx(
+        3 - 2 + 10 * np.log10(1.25)  # the longer one is at 1.25 times the best rate
+    )
+    assert means["RadamNorm", "Radam"] == pytest.approx(0)
+    assert all(one.count == 3 for group in groups.values() for one in group)
+
+
+def test_tables_and_figures_tell_the_records(results):
+    text = report.Report(results.folder).render(report.TEMPLATE)
+    assert "| AdamNorm - Adam | +3.00 |" in text
+    assert "| AdamNorm | 83.30 | **93.30** | 83.30 |" in text
+    assert "| AdamNorm | 0.01 | 93.20 |" in text and "| 1.250 |" in text
+    assert "Test accuracy in percent at each learning rate" in text
+    figures = report.Report(results.folder).figures()
+    drawn = {name: figures[name]() for name in ("learning-rates.png", "differences.png")}
+    rates, forest = drawn.values()
+    assert [axes.get_legend_handles_labels()[1] for axes in rates.axes] == [
+        [plain.name, variant.name] for plain, variant in PAIRS
+    ]
+    line = rates.axes[0].lines[1]
+    np.testing.assert_allclose(line.get_xdata(), SMALL.rates)
+    np.testing.assert_allclose(line.get_ydata(), [83.3, 93.3, 83.3], rtol=1e-3)
+    assert len(forest.axes[0].lines) == 2 * 17 + 1
+
+
+def test_a_study_that_has_not_begun_is_said_so(tmp_path):
+    text = report.Report(tmp_path).render(report.TEMPLATE)
+    assert "Not run: 280 runs of the first stage are planned" in text
+    assert "differences.png" not in report.Report(tmp_path).figures()
 
 
 def test_first_moment_ratio():

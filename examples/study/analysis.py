@@ -147,12 +147,7 @@ class Study:
         return seeds
 
     def _arm(self, name, runs):
-        return ArmResults(
-            name,
-            tuple(runs),
-            tuple(map(self._series.record, runs)),
-            sum(self._series.failure(one) is not None for one in runs),
-        )
+        return arm_results(self._series, name, runs)
 
     @property
     def done(self):
@@ -162,7 +157,7 @@ class Study:
     def group(self, name):
         """The comparisons of a group of `experiments.GROUPS`."""
         return [
-            _compare(self.arms[variant], self.arms[plain], len(GROUPS[name]))
+            compare(self.arms[variant], self.arms[plain], len(GROUPS[name]))
             for variant, plain in GROUPS[name]
         ]
 
@@ -171,7 +166,7 @@ class Study:
         plain, variant = (arm.name for arm in experiments.TUNED_ARMS)
         if len(self.finals) < 2:
             return Comparison(variant, plain, (), 1, 0.0)
-        return _compare(self.finals[variant], self.finals[plain], 1)
+        return compare(self.finals[variant], self.finals[plain], 1)
 
     @property
     def target(self):
@@ -180,7 +175,18 @@ class Study:
         return statistics.median(r["validation"]["accuracy"] for r in adam) if adam else None
 
 
-def _compare(variant, plain, comparisons):
+def arm_results(series, name, runs):
+    """The `ArmResults` of some runs, as far as a series, or a plan of one, has them."""
+    return ArmResults(
+        name,
+        tuple(runs),
+        tuple(map(series.record, runs)),
+        sum(series.failure(one) is not None for one in runs),
+    )
+
+
+def compare(variant, plain, comparisons):
+    """The `Comparison` of two `ArmResults` whose runs have the same seeds in the same order."""
     pairs = [
         (one["test"]["accuracy"], other["test"]["accuracy"], one["data"]["test_examples"])
         for one, other in zip(variant.records, plain.records, strict=True)

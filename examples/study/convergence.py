@@ -100,6 +100,7 @@ class Plan:
     def __init__(self, study, series):
         self.study = study
         self._series = series
+        self._planned, self._ended = {}, {}
 
     def stages(self):
         """The runs in lists. A list follows once those before have ended."""
@@ -158,9 +159,23 @@ class Plan:
     def moment_ratio(self, pair):
         """The mean factor of the first moment that the measured run showed, or `None`."""
         for one in self.measured(pair[1], pair):
-            if (record := self._series.record(one)) is not None:
+            if (record := self.record(one)) is not None:
                 return record["corrections"]["first_moment_ratio"]
         return None
+
+    def done(self, planned):
+        """Whether a run has ended, well or badly. What has ended is read once."""
+        if planned.path not in self._ended and self._series.done(planned):
+            self._ended[planned.path] = self._series.record(planned)
+        return planned.path in self._ended
+
+    def record(self, planned):
+        """The record of a run, `None` where it is not done or failed."""
+        return self._ended[planned.path] if self.done(planned) else None
+
+    def failure(self, planned):
+        """Why a run failed, or `None`."""
+        return self._series.failure(planned) if self.record(planned) is None else None
 
     def causes(self, pair):
         """The runs beside the variant's finals, at its rate, as `{what is changed: runs}`."""
@@ -186,9 +201,9 @@ class Plan:
         scored = []
         for rate in rates:
             runs = self.curve(arm, rate)
-            if not all(map(self._series.done, runs)):
+            if not all(map(self.done, runs)):
                 return None
-            records = [self._series.record(one) for one in runs]
+            records = list(map(self.record, runs))
             if None not in records:  # a rate at which a run diverges is nobody's best
                 accuracy, loss = (
                     statistics.mean(record["validation"][name] for record in records)
@@ -202,26 +217,28 @@ class Plan:
         return [self._run(arm, rate, seed, change=change) for seed in seeds]
 
     def _run(self, arm, rate, seed, label="", change=None, **settings):
-        if change is None:
-            optimizer = {"optimizer": arm.optimizer, "optimizer_arguments": arm.arguments}
-            optimizer["learning_rate"] = rate
-        else:
-            from examples.study import arms
+        path = f"{self.study.folder}/{arm.name}{label}-lr{rate:g}-seed{seed}.json"
+        if path not in self._planned:
+            settings = self._settings(arm, rate, change) | settings
+            settings = Settings(seed=seed, **settings, **self.study.settings)
+            self._planned[path] = PlannedRun(path, arm, settings)
+        return self._planned[path]
 
-            name = f"{change}{arm.optimizer}"
-            optimizer = {
-                "optimizer_config": {
-                    "module": None,
-                    "class_name": name,
-                    "config": {"learning_rate": rate, **arm.arguments},
-                    "registered_name": f"{arms.PACKAGE}>{name}",
-                }
-            }
-        return PlannedRun(
-            f"{self.study.folder}/{arm.name}{label}-lr{rate:g}-seed{seed}.json",
-            arm,
-            Settings(seed=seed, **optimizer, **self.study.settings, **settings),
-        )
+    @staticmethod
+    def _settings(arm, rate, change):
+        if change is None:
+            named = {"optimizer": arm.optimizer, "optimizer_arguments": arm.arguments}
+            return named | {"learning_rate": rate}
+        from examples.study import arms
+
+        name = f"{change}{arm.optimizer}"
+        config = {
+            "module": None,
+            "class_name": name,
+            "config": {"learning_rate": rate, **arm.arguments},
+            "registered_name": f"{arms.PACKAGE}>{name}",
+        }
+        return {"optimizer_config": config}
 
 
 def _rounded(rate):

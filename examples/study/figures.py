@@ -7,6 +7,7 @@ from matplotlib.figure import Figure
 from examples.study import experiments
 from examples.study.drawing import INK, PLAIN, QUIET, STYLE, VARIANT, epochs_on, mean_and_range
 
+_NOTE = {"color": QUIET, "size": 7}
 COLORS = {"Adam": PLAIN, "AdamNorm": VARIANT}
 WIDE = {"Adam": True, "AdamNorm": False}
 SCENARIOS = {"S1": "S1: a flat region", "S2": "S2: a steep region", "S3": "S3: a narrow valley"}
@@ -142,6 +143,75 @@ def regret(record):
     panels[0].set_ylabel("R(T) / T")
     panels[-1].legend(frameon=False, fontsize=7)
     figure.tight_layout()
+    return figure
+
+
+@_styled
+def rates(results):
+    """Test accuracy against the learning rate: a row for each study, a panel for each pair.
+
+    Args:
+        results: List of `convergence_results.Results`.
+    """
+    figure = Figure(figsize=(10, 0.5 + 2.4 * len(results)))
+    grid = figure.subplots(len(results), len(experiments.PAIRS), squeeze=False, sharey="row")
+    for panels, result in zip(grid, results, strict=True):
+        for axes, pair in zip(panels, experiments.PAIRS, strict=True):
+            for arm, color, wide in zip(pair, (PLAIN, VARIANT), (True, False), strict=True):
+                points = [point for point in result.curve(arm, pair) if point.accuracies]
+                if not points:
+                    continue
+                x = [point.rate for point in points]
+                values = [100 * np.array(point.accuracies) for point in points]
+                low, high = ([end(value) for value in values] for end in (np.min, np.max))
+                axes.fill_between(x, low, high, color=color, alpha=0.16, linewidth=0)
+                width, alpha = (4.5, 0.55) if wide else (1.6, 1.0)
+                style = {"color": color, "linewidth": width, "alpha": alpha, "label": arm.name}
+                axes.plot(x, list(map(np.mean, values)), **style)
+            axes.set_xscale("log")
+            if axes.lines:
+                axes.legend(frameon=False, fontsize=7, loc="lower center")
+        panels[0].set_ylabel(f"test accuracy in percent,\n{result.images}")
+    for axes in grid[-1]:
+        axes.set_xlabel("learning rate")
+    seeds = ", ".join(f"{r.images}: {r.study.curve_seeds}" for r in results)
+    figure.text(0.01, 0.01, f"Lines: means, bands: ranges over the seeds ({seeds})", **_NOTE)
+    figure.tight_layout(rect=(0, 0.03, 1, 1))
+    return figure
+
+
+@_styled
+def forest(results, titles):
+    """All differences with their intervals: a column for each study, a block for each group.
+
+    Args:
+        results: List of `convergence_results.Results`.
+        titles: `{group: title}`.
+    """
+    count = sum(len(group) + 1 for group in results[0].groups().values())
+    figure = Figure(figsize=(3.5 + 3.2 * len(results), 0.6 + 0.24 * count))
+    (panels,) = figure.subplots(1, len(results), squeeze=False, sharey=True)
+    for axes, result in zip(panels, results, strict=True):
+        labels, y = [], 0
+        for name, group in result.groups().items():
+            labels.append((y, titles[name].split("?")[0] + "?"))
+            for one in group:
+                y += 1
+                labels.append((y, f"{one.variant} - {one.plain}"))
+                if one.count > 1:
+                    mean, low, high = (100 * value for value in one.together)
+                    color = VARIANT if low > 0 or high < 0 else PLAIN
+                    axes.plot([low, high], [y, y], color=color, linewidth=2)
+                    axes.plot([mean], [y], "o", color=color, markersize=5)
+            y += 1
+        axes.axvline(0, color=INK, linewidth=0.8)
+        axes.set_title(f"{result.images[0].upper()}{result.images[1:]}", color=INK)
+        axes.set_xlabel("difference in test accuracy, points")
+        axes.grid(axis="y", visible=False)
+    panels[0].set_yticks(*zip(*labels, strict=True), fontsize=7)
+    panels[0].set_ylim(y - 0.5, -0.7)
+    figure.text(0.01, 0.005, "The intervals of a block hold together with 95%.", **_NOTE)
+    figure.tight_layout(rect=(0, 0.02, 1, 1))
     return figure
 
 

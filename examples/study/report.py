@@ -26,7 +26,15 @@ import sys
 from typing import Annotated
 
 from examples.benchmarks import accelerator_table, step_time, step_time_tables
-from examples.study import experiments, intervals, markdown, paper, simulation
+from examples.study import (
+    convergence,
+    convergence_results,
+    experiments,
+    intervals,
+    markdown,
+    paper,
+    simulation,
+)
 from examples.study.experiments import SCALES, TABLES
 from examples.study.markdown import device, table
 from examples.training import command_line, options
@@ -47,6 +55,13 @@ STATED_CAUSES = (
 )
 # What a folder of records other than the committed one is reported as.
 TEMPLATE = """# Results of the records in this folder
+
+## At convergence
+
+<!-- convergence -->
+<!-- end -->
+
+## Short trainings
 
 <!-- study -->
 <!-- end -->
@@ -96,10 +111,15 @@ class Report:
         self.series = Series(folder)
         self.study = Study(self.series, scale)
         self._scale = scale
+        self.convergence = [
+            convergence_results.Results(study, self.series)
+            for study in convergence.STUDIES.values()
+        ]
 
     def render(self, text):
         """The text with each table between `<!-- name -->` and `<!-- end -->` written anew."""
-        names = ("cost", "step_time", "accelerator", "hours", "study", "paper", "simulation")
+        names = ("cost", "step_time", "accelerator", "hours", "convergence", "study", "paper")
+        names += ("simulation",)
         return markdown.render(text, {name: getattr(self, f"{name}_table") for name in names})
 
     def complaints(self, text):
@@ -261,6 +281,27 @@ class Report:
             _comparisons([study.tuned()]),
         ]
 
+    # The study at convergence
+
+    def convergence_table(self):
+        """Curves, finals and comparisons of both studies at convergence."""
+        parts = [part for one in self.convergence for part in one.tables(_comparisons)]
+        for name in self._convergence_figures():
+            parts.append(f"![{name}](figures/{name}.png)")
+        return "\n\n".join(parts)
+
+    def _convergence_figures(self):
+        """The figures of the studies that have records, as `{name: function that makes it}`."""
+        from examples.study import figures
+
+        done = [one for one in self.convergence if one.records]
+        if not done:
+            return {}
+        return {
+            "learning-rates": lambda: figures.rates(done),
+            "differences": lambda: figures.forest(done, convergence_results.TITLES),
+        }
+
     # The paper's tables
 
     def paper_table(self):
@@ -409,6 +450,8 @@ class Report:
         for name, draw in (("figure1", figures.figure1), ("regret", figures.regret)):
             if (record := self._simulation(name)) is not None:
                 drawn[f"{name}.png"] = lambda draw=draw, record=record: draw(record)
+        for name, draw in self._convergence_figures().items():
+            drawn[f"{name}.png"] = draw
         draws = {"figure2": figures.curves, "figure3": figures.gradient_norms}
         for scale, columns, note in self._drawn():
             for name, draw in draws.items():
