@@ -46,7 +46,7 @@ class Options:
     seeds: Annotated[int, Setting("runs per optimizer", low=1, high=1000)] = 3
     epochs: Annotated[int, Setting("epochs of a run", low=1)] = 8
     output: Annotated[
-        pathlib.Path, Setting("the picture; its name's ending says the format", metavar="FILE")
+        pathlib.Path, Setting("the picture; the ending of its name is the format", metavar="FILE")
     ] = pathlib.Path("runs/demo.png")
 
 

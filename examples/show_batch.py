@@ -30,7 +30,7 @@ class Options:
         pathlib.Path | None, Setting("folder of the data", unset="the library's own")
     ] = None
     output: Annotated[
-        pathlib.Path, Setting("the picture; its name's ending says the format", metavar="FILE")
+        pathlib.Path, Setting("the picture; the ending of its name is the format", metavar="FILE")
     ] = pathlib.Path("runs/batch.png")
 
 

@@ -60,7 +60,7 @@ def test_wrong_options_are_refused_on_one_line(record, capsys):
     for arguments, complaint in {
         f"{record} --output curves.xyz": "`output` must be a file that ends in one of",
         f"{record.parent}": "`record` must be a file, not a folder",
-        "": "`record` must be a path that the system can take, at least 1. Received none",
+        "": "`record` must be a valid path, at least 1. Received none",
     }.items():
         assert_refused(plot_run.main, arguments.split(), capsys, NAME, complaint)
     assert plot_run.main([f"{record.parent}/none.json"]) == 1

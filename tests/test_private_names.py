@@ -90,7 +90,7 @@ PRIVATE_IMPORTS = [pair for pair in imports(Path(private.__file__)) if is_privat
 
 @pytest.mark.parametrize(("module", "name"), PRIVATE_IMPORTS, ids=lambda text: text)
 def test_private_import(module, name):
-    """These have a slower way round them, which nobody would notice."""
+    """Without one of these the code takes a slower way, which nobody would notice."""
     library = module.split(".")[0]
     if OF_BACKEND.get(library, BACKEND) != BACKEND:
         pytest.skip(f"needs {library}")

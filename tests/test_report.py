@@ -119,7 +119,7 @@ def test_sentences_are_held_against_the_records(tmp_path):
         others = [other for other in facts if other != fact]
         assert f"it lacks: {fact}" in made.complaints(marked(others))
     wrong = "AdamNorm - Adam +9.00 points (+8.00 to +10.00, AdamNorm ahead)"
-    assert made.complaints(marked([*facts, wrong])) == [f"not of the records: {wrong}"]
+    assert made.complaints(marked([*facts, wrong])) == [f"not in the records: {wrong}"]
     assert made.render(marked(facts)) == marked(facts)
 
 

@@ -303,7 +303,7 @@ def test_a_side_of_which_nothing_ended_well_is_left_out(tmp_path, trained, capsy
         made_records.record(settings) if settings.optimizer_arguments else diverge(settings)
     )
     assert tune(tmp_path) == 0
-    assert "AdamNorm: the runs on fresh seeds fall away: none of 7 trials has ended well" in (
+    assert "AdamNorm: the runs on fresh seeds are left out: none of 7 trials succeeded" in (
         capsys.readouterr().out
     )
     assert [one.optimizer_arguments for one in trained[14:]] == [{"gamma": 0.0}] * 2

@@ -383,7 +383,7 @@ def test_chief_without_a_port_is_told(fake, tmp_path, monkeypatch, capsys):
         assert compare.main([*options(), "--directory", str(tmp_path)]) == 2
     first, second = capsys.readouterr().err.splitlines()
     assert "The chief cannot listen at 127.0.0.1:" in first
-    assert "A comparison runs alone" in second
+    assert "A comparison runs on one machine" in second
 
 
 def make_oracle(folder, **changes):
@@ -418,7 +418,7 @@ def test_trial_of_a_silent_worker_is_handed_on(tmp_path, monkeypatch, capsys):
     assert oracle.create_trial("busy").status == "IDLE"
     now[0] = 120.0
     oracle.release_silent_workers()
-    assert "lost is silent for 61 s: trial 0 is handed on" in capsys.readouterr().out
+    assert "lost is silent for 61 s: trial 0 is given to another worker" in capsys.readouterr().out
     taken = oracle.create_trial("busy")
     assert taken.trial_id == lost.trial_id
     assert taken.hyperparameters.values == lost.hyperparameters.values

@@ -10,7 +10,7 @@ Both are searched with validation images, the variant with gamma on top of what 
 has. Then each one's best setting is trained with fresh seeds, which no trial has used, and scored
 on the test images after the last epoch. Within a seed both start from the same weights and see the
 same batches; the 95 % interval (Student's t) is that of the paired differences. A tie is where it
-holds 0. The interval covers the luck of the seeds, not that of the search.
+holds 0. The interval covers what differs from seed to seed, not from search to search.
 
 Started again with the same options, a comparison that was stopped goes on. Its folder then holds
 comparison.json, and the folders of the searches lie beside it.
@@ -56,7 +56,10 @@ def compare(plans, seeds, directory, data_dir=None, verbose=0):
     from tuning.project import SearchError, read_record, write_json
 
     if chief.role() != "alone":
-        raise UsageError("A comparison runs alone: unset KERASTUNER_TUNER_ID and its like")
+        raise UsageError(
+            "A comparison runs on one machine: unset KERASTUNER_TUNER_ID and the other "
+            "KERASTUNER variables"
+        )
     best, names = {}, []
     for optimizer, plan in plans.items():
         print(f"\nSearching for {optimizer}", flush=True)
@@ -160,7 +163,7 @@ class Comparison:
     """What a comparison is of."""
 
     variant: Annotated[
-        str, Setting("the optimizer that is held against its plain one", choices=VARIANTS)
+        str, Setting("the variant to compare with its plain optimizer", choices=VARIANTS)
     ] = "AdamNorm"
     seeds: Annotated[int, Setting("fresh seeds of each best setting", low=1, high=1000)] = 5
 

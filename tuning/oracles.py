@@ -105,7 +105,8 @@ class Durable:
             if time.monotonic() >= deadline:
                 self._hand_on(trial.trial_id)
                 raise WorkerRefused(
-                    f"{problem}: the chief does not see it, and hands trial {trial.trial_id} on. "
+                    f"{problem}: the chief does not see it, and gives trial {trial.trial_id} to "
+                    "another worker. "
                     "Chief and workers need one --directory that they share."
                 )
             time.sleep(1)
@@ -136,7 +137,8 @@ class Durable:
             lost = self.ongoing_trials.get(tuner_id)
             if lost is not None:
                 print(
-                    f"{tuner_id} is silent for {silent:.0f} s: trial {lost.trial_id} is handed on",
+                    f"{tuner_id} is silent for {silent:.0f} s: "
+                    f"trial {lost.trial_id} is given to another worker",
                     flush=True,
                 )
                 self._hand_on(lost.trial_id)

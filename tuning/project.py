@@ -36,7 +36,7 @@ def read_json(path, advice=""):
     try:
         content = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
         if not isinstance(content, dict):
-            raise ValueError("it is no JSON object")
+            raise ValueError("it is not a JSON object")
     except FileNotFoundError as error:
         raise SearchError(f"{path} is missing. {advice}".rstrip()) from error
     except OSError as error:

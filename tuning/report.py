@@ -256,7 +256,7 @@ def _draw_file(record, picture):
         raise SearchError(f"{picture} cannot be written: {error.strerror}") from error
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__}: {error}"
-        raise SearchError(f"{record} is no record of a search ({reason})") from error
+        raise SearchError(f"{record} is not a record of a search ({reason})") from error
 
 
 if __name__ == "__main__":

@@ -97,7 +97,7 @@ def _result(answer, folder=None):
         # A disk that is full has no room for this either.
         with contextlib.suppress(OSError):
             (folder / ERRORS).write_text(answer["errors"])
-            message += f" All that it said is in {folder / ERRORS}."
+            message += f" Its messages are in {folder / ERRORS}."
     raise ProcessStopped(message)
 
 
@@ -142,7 +142,7 @@ def start(job):
 def _crash(status):
     if status >= 0:
         return f"The process that trained ended with exit status {status}."
-    why = ", often for want of memory" if status == -signal.SIGKILL else ""
+    why = ", often because memory ran out" if status == -signal.SIGKILL else ""
     return f"The process that trained was killed by {signal.Signals(-status).name}{why}."
 
 

@@ -134,7 +134,7 @@ def run_trials(oracle, trials, tuner_id, alive=None):
     while (trial := oracle.create_trial(tuner_id)).status != "STOPPED":
         if trial.status == "IDLE":
             if not idle:
-                print("Waiting for trials that others run", flush=True)
+                print("Waiting for trials that other workers run", flush=True)
             idle = True
             time.sleep(0.2)
             continue

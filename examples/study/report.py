@@ -135,7 +135,7 @@ class Report:
         facts = self.facts()
         lacking = [f"it lacks: {fact}" for fact in facts if fact not in said]
         strange = [
-            f"not of the records: {match[0]}"
+            f"not in the records: {match[0]}"
             for match in re.finditer(r"\S+ - \S+ [+-][\d.]+ points( \([^)]*\))?", said)
             if match[0] not in facts
         ]
@@ -573,7 +573,7 @@ def _violated(curve, worst, name):
 class Options:
     """What is reported."""
 
-    check: Annotated[bool, Setting("write nothing, compare")] = False
+    check: Annotated[bool, Setting("write nothing, and fail if a table is out of date")] = False
     folder: Annotated[
         pathlib.Path, Setting("records", unset="examples/study/results/reproduce")
     ] = RECORDS

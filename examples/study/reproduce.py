@@ -127,7 +127,7 @@ def _stages(target, chosen, series):
             ended = sum(map(series.done, tried))
             reason = f"follow when all trials have ended; {ended} of {len(tried)} have"
             if ended == len(tried):
-                reason = f"fall away: none of {len(tried)} trials has ended well"
+                reason = f"are left out: none of {len(tried)} trials succeeded"
             print(f"{name}: the runs on fresh seeds {reason}", flush=True)
     yield chosen.share(experiments.seed_by_seed(finals.values()))
 

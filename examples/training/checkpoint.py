@@ -123,7 +123,7 @@ def _read(path, epoch):
                 with np.load(io.BytesIO(archive.read(_ARRAYS)), allow_pickle=False) as saved:
                     arrays = dict(saved)
     except (KeyError, ValueError, RecursionError, zipfile.BadZipFile) as error:
-        raise DamagedError(f"it is no checkpoint of a run ({error})") from error
+        raise DamagedError(f"it is not a checkpoint of a run ({error})") from error
     if not isinstance(state, dict) or not isinstance(state.get("run"), dict):
         raise DamagedError(f"its {_RUN} does not describe a run")
     if not isinstance(state.get("seeds"), list):

@@ -63,7 +63,7 @@ class Setting:
             float: "a number",
             bool: "true or false",
             str: "a text",
-            pathlib.Path: "a path that the system can take",
+            pathlib.Path: "a valid path",
         }[kind]
         range_ = self.range().replace("at least", "of at least")
         return f"{noun} {range_}" if range_ else noun

@@ -57,7 +57,7 @@ class Settings:
             unset="after four fifths of them, the paper's 80 of 100",
         ),
     ] = None
-    drop_factor: Annotated[float, Setting("what the rate is multiplied by", above=0)] = 0.1
+    drop_factor: Annotated[float, Setting("factor for the rate after the drop", above=0)] = 0.1
     seed: Annotated[
         int, Setting("of weights, data order, augmentation and dropout", low=0, high=LARGEST_SEED)
     ] = 0
@@ -72,7 +72,8 @@ class Settings:
         ),
     ] = None
     image_size: Annotated[
-        int | None, Setting("pixels a side", low=1, high=4096, unset="the data set's own")
+        int | None,
+        Setting("height and width in pixels", low=1, high=4096, unset="the data set's own"),
     ] = None
     train_size: Annotated[
         int | None, Setting("use that many training images", low=1, unset="all")
@@ -90,7 +91,7 @@ class Settings:
             choices=MONITOR,
         ),
     ] = "auto"
-    monitor_every: Annotated[int, Setting("observe every N-th step only", low=1, metavar="N")] = 1
+    monitor_every: Annotated[int, Setting("observe only every N-th step", low=1, metavar="N")] = 1
     test_every_epoch: Annotated[
         bool,
         Setting("score the test set after each epoch, for the paper's best-epoch accuracy"),

@@ -1,4 +1,4 @@
-"""A training run that takes no time, for tests of what is built round it."""
+"""A training run that takes no time, for tests of what is built around it."""
 
 import math
 import os
