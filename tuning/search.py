@@ -62,7 +62,7 @@ class Plan:
     max_trials: Annotated[
         int | None,
         Setting(
-            "points that are tried",
+            "number of points to try",
             low=1,
             unset=f"{MAX_TRIALS}; with grid all of it; hyperband has its own number",
         ),
@@ -73,7 +73,7 @@ class Plan:
     ] = 1
     objective: Annotated[
         str,
-        Setting("what is to be large, or in the case of the loss small", choices=tuple(DIRECTIONS)),
+        Setting("what to maximize, or to minimize if it is the loss", choices=tuple(DIRECTIONS)),
     ] = "last_epoch_val_accuracy"
 
     def __post_init__(self):
@@ -122,6 +122,7 @@ def search(
     verbose=0,
     worker_timeout=60.0,
     chief_timeout=300.0,
+    on_trial=None,
 ):
     """Searches, or goes on with a search, and returns what it gave.
 
@@ -135,7 +136,8 @@ def search(
         data_dir: Path that is handed to `examples.training.data.load`.
         verbose: 0, 1 or 2, for each run as in `keras.Model.fit`.
         worker_timeout: Seconds until a silent worker's trial is handed on.
-        chief_timeout: Seconds until a worker gives up a chief that does not answer.
+        chief_timeout: Seconds until a worker gives up on a chief that does not answer.
+        on_trial: Function without arguments that is called after each trial.
 
     Returns:
         `(folder, rows)`: the search's folder, and what `tuning.report.rows` says of its trials;
@@ -168,7 +170,7 @@ def search(
     with run.exclusive(folder):
         try:
             project.claim(folder, identity)
-            return folder, _search(trials, identity, machine, role, worker_timeout)
+            return folder, _search(trials, identity, machine, role, worker_timeout, on_trial)
         except (OSError, records.RecordError) as error:
             raise project.SearchError(f"Cannot go on: {error}") from error
 
@@ -177,7 +179,7 @@ def _names_a_folder(name):
     return name not in ("", ".", "..") and pathlib.PurePath(name).name == name
 
 
-def _search(trials, identity, machine, role, worker_timeout):
+def _search(trials, identity, machine, role, worker_timeout, on_trial):
     """Runs a search alone or as the chief, and returns the rows of its trials."""
     from tuning import chief, report
     from tuning.oracles import ENDED
@@ -191,6 +193,8 @@ def _search(trials, identity, machine, role, worker_timeout):
         for row in report.ranked(rows, plan.objective)[1:]:
             model_path(folder, row["trial"]).unlink(missing_ok=True)
         print(report.line(trial.trial_id, rows, plan.objective, oracle.max_trials), flush=True)
+        if on_trial is not None:
+            on_trial()
 
     oracle = _oracle(plan, on_end=on_end, missing=trials.missing, worker_timeout=worker_timeout)
     oracle.place(folder)
@@ -250,7 +254,7 @@ class SpaceOptions:
     tune: Annotated[
         tuple[str, ...] | None,
         Setting(
-            "arguments of the optimizer",
+            "arguments to search",
             choices=SEARCHABLE,
             unset="learning_rate and gamma, if it has them",
         ),
@@ -297,14 +301,16 @@ class Options:
     worker_timeout: Annotated[
         float,
         Setting(
-            "seconds until the chief hands on the trial of a worker that went silent",
+            "seconds until the chief gives a silent worker's trial to another one",
             low=1,
             high=604800,
         ),
     ] = 60.0
     chief_timeout: Annotated[
         float,
-        Setting("seconds until a worker gives up a chief that does not answer", low=1, high=604800),
+        Setting(
+            "seconds until a worker gives up on a chief that does not answer", low=1, high=604800
+        ),
     ] = 300.0
 
 

@@ -34,8 +34,8 @@ ONE_MINUS_GAMMA = "one_minus_gamma"
 
 
 @dataclasses.dataclass(frozen=True)
-class Interval:
-    """One argument's interval on a logarithmic scale, as keras-tuner is told of it."""
+class Range:
+    """One argument's range on a logarithmic scale, as keras-tuner is told of it."""
 
     low: float
     high: float
@@ -103,25 +103,25 @@ class OptimizerSpace:
         self._parts = {}
         for name in tune:
             if name in RANGES:
-                self._parts[name] = _interval(name, *ranges.get(name, RANGES[name]), points)
+                self._parts[name] = _range(name, *ranges.get(name, RANGES[name]), points)
             else:
                 self._parts[name] = CHOICES[name]
 
     @property
     def numbers(self):
         """The names of the searched arguments that have a range."""
-        return [name for name, part in self._parts.items() if isinstance(part, Interval)]
+        return [name for name, part in self._parts.items() if isinstance(part, Range)]
 
     @property
     def size(self):
         """The number of points of a grid, or None."""
-        counts = [p.points if isinstance(p, Interval) else len(p) for p in self._parts.values()]
+        counts = [p.points if isinstance(p, Range) else len(p) for p in self._parts.values()]
         return None if None in counts else math.prod(counts)
 
     def declare(self, hp):
         """Declares the space to `hp`, a `keras_tuner.HyperParameters`."""
         for name, part in self._parts.items():
-            if isinstance(part, Interval):
+            if isinstance(part, Range):
                 part.declare(hp)
             else:
                 hp.Choice(name, list(part))
@@ -131,7 +131,7 @@ class OptimizerSpace:
         self.declare(hp)
         arguments = {}
         for name, part in self._parts.items():
-            if not isinstance(part, Interval):
+            if not isinstance(part, Range):
                 arguments[name] = part[hp.get(name)]
             elif name == "gamma":
                 arguments[name] = round(1 - rounded(hp.get(ONE_MINUS_GAMMA)), 9)
@@ -165,7 +165,7 @@ class OptimizerSpace:
         """The space as JSON can hold it: what tells one search from another."""
         parts = {}
         for name, part in self._parts.items():
-            parts[name] = dataclasses.asdict(part) if isinstance(part, Interval) else list(part)
+            parts[name] = dataclasses.asdict(part) if isinstance(part, Range) else list(part)
         return {"optimizer": self.optimizer, "searched": parts}
 
 
@@ -180,7 +180,7 @@ def rounded(value):
     return float(f"{value:.4g}")
 
 
-def _interval(name, low, high, points):
+def _range(name, low, high, points):
     for value in (low, high):
         if not (value > 0 and math.isfinite(value)):
             raise UsageError(
@@ -193,5 +193,5 @@ def _interval(name, low, high, points):
             f"The range of `{name}` must start below its end. Received: {low:g} {high:g}"
         )
     if name == "gamma":
-        return Interval(rounded(1 - high), rounded(1 - low), ONE_MINUS_GAMMA, points)
-    return Interval(low, high, name, points)
+        return Range(rounded(1 - high), rounded(1 - low), ONE_MINUS_GAMMA, points)
+    return Range(low, high, name, points)

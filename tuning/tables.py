@@ -14,7 +14,7 @@ from typing import Annotated
 from examples.study import markdown
 from examples.training import command_line, options
 from examples.training.checks import Setting
-from tuning import compare, report
+from tuning import compare, memory, report
 from tuning.project import SearchError, read_json
 
 PROGRAM = "python -m tuning.tables"
@@ -75,11 +75,12 @@ TABLES = {"comparison": comparison_table, "trials": trials_table}
 
 
 def render(text, results=None):
-    """The text with each table between `<!-- name: folder -->` and `<!-- end -->` written anew."""
+    """The text with what stands between `<!-- name: folder -->` and `<!-- end -->` written anew."""
     parts = {
         name: lambda folder, table=table: table((results or RESULTS) / folder)
         for name, table in TABLES.items()
     }
+    parts["memory"] = lambda: memory.sentence(read_json((results or RESULTS) / memory.RECORD.name))
     return markdown.render(text, parts)
 
 
@@ -89,9 +90,11 @@ class Options:
 
     collect: Annotated[
         pathlib.Path | None,
-        Setting("take the records of this comparison over", metavar="FOLDER", unset="none"),
+        Setting(
+            "copy the records of this comparison to tuning/results", metavar="FOLDER", unset="none"
+        ),
     ] = None
-    check: Annotated[bool, Setting("change nothing, compare")] = False
+    check: Annotated[bool, Setting("change nothing, and fail if a table is out of date")] = False
 
 
 def main(arguments=None):
