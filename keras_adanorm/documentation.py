@@ -39,6 +39,10 @@ _KERAS = """epsilon_root: Float, at least 0, added to the second moment{bias}, u
             average before one update. `t` counts updates. Defaults to `None`.
         name: String or `None`, the name of the optimizer. Defaults to `None`."""
 
+_EPSILON_HAT = """epsilon_hat: Boolean, whether epsilon is added to the root before the correction
+            for bias, as in Keras, and not after it, as in the paper. {note}Defaults to `False`."""
+_NO_DIFFERENCE = "It makes no difference here: the\n            paper adds epsilon before, too. "
+
 _RAISES = """ValueError: If an argument is outside its range. The message names the argument, the
             value and what is allowed."""
 
@@ -61,6 +65,7 @@ def documented(
         if plain is not None:
             parts.append(_CORRECTION.format(plain=plain, moments=moments))
         parts.append(_KERAS.format(bias=bias))
+        parts.append(_EPSILON_HAT.format(note="" if bias else _NO_DIFFERENCE))
         doc = cls.__doc__ or ""  # none under `python -OO`
         doc = doc.replace("{{arguments}}", "\n        ".join(parts))
         cls.__doc__ = doc.replace("{{raises}}", _RAISES)

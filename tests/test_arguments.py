@@ -1,10 +1,14 @@
 """Bad arguments raise one clear line: the argument, the value and what is allowed."""
 
+import inspect
+import re
+
 import keras
 import numpy as np
 import pytest
 
-from tests.support.optimizers import every_class, every_norm_class
+from keras_adanorm import AdaNorm, GradientNormMonitor
+from tests.support.optimizers import CLASSES, every_class, every_norm_class
 
 NAN, INF = float("nan"), float("inf")
 DECAYS = (1, 1.0, -0.1, 2, NAN, INF, None, "0.9", True)
@@ -125,3 +129,11 @@ def test_what_is_allowed(cls):
     for name, value in expected.items():
         assert type(config[name]) is float and config[name] == value
     assert cls(max_correction=None, gamma=1 - 2**-53).gamma < 1
+
+
+@pytest.mark.parametrize("cls", [*CLASSES, AdaNorm, GradientNormMonitor])
+def test_every_argument_is_documented(cls):
+    _, arguments = inspect.getdoc(cls).split("\nArgs:\n")
+    documented = re.findall(r"^    (\w+):", arguments.partition("\n\n")[0], re.MULTILINE)
+    parameters = inspect.signature(cls).parameters.values()
+    assert sorted(documented) == sorted(p.name for p in parameters if p.kind != p.VAR_KEYWORD)
