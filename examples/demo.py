@@ -1,7 +1,7 @@
 """Trains a small network on scikit-learn's digits with every Norm variant and its plain optimizer.
 
 Each optimizer runs with three seeds; within a seed both of a pair start from the same weights and
-see the same batches, so that their difference is the correction's. It ends with a table and a
+see the same batches, so that only the correction makes a difference. It ends with a table and a
 picture.
 
 example:

@@ -3,7 +3,7 @@
 example:
   python -m examples.show_batch --dataset cifar10 --output batch.png
 
-Only the normalisation is undone, for the colours; the black edges are the padding.
+Only the normalization is undone, to show the colors; the black edges are the padding.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ class Options:
     """Which batch is drawn, and where to."""
 
     batch_size: Annotated[int, Setting("images of the batch", low=1, high=MOST_IMAGES)] = 32
-    epoch: Annotated[int, Setting("epoch that the batch is the first of, from 0", low=0)] = 0
+    epoch: Annotated[int, Setting("draw the first batch of this epoch, counted from 0", low=0)] = 0
     data_dir: Annotated[
         pathlib.Path | None, Setting("folder of the data", unset="the library's own")
     ] = None

@@ -222,7 +222,7 @@ def test_a_killed_series_goes_on_where_it_stopped(tmp_path):
     first, second = smoke(seeds=1)[4:6]
     series = series_module.Series(tmp_path)
     try:
-        wait_for(lambda: (series._work(second) / "metrics.csv").exists(), killed)
+        wait_for(lambda: (series._working_folder(second) / "metrics.csv").exists(), killed)
     finally:
         killed.kill()
         killed.communicate()

@@ -1,21 +1,22 @@
 """Gives a variant and its plain optimizer the same number of trials, then compares their best.
 
 examples:
-  embedded data, no download:
+  data that come with scikit-learn, no download:
     python -m tuning.compare
   real images:
     python -m tuning.compare --variant AdamNorm --dataset cifar10 --model resnet8 --max-trials 20
 
-Both are searched with validation images, the variant with gamma on top of what its plain optimizer
-has. Then each one's best setting is trained with fresh seeds, which no trial has used, and scored
-on the test images after the last epoch. Within a seed both start from the same weights and see the
-same batches; the 95 % interval (Student's t) is that of the paired differences. A tie is where it
-holds 0. The interval covers what differs from seed to seed, not from search to search.
+Both are searched with validation images, the variant with gamma in addition. Then each one's best
+setting is trained with fresh seeds, which no trial has used, and scored on the test images after
+the last epoch. Within a seed both start from the same weights and see the same batches; the 95 %
+interval (Student's t) is that of the paired differences. It is a tie where the interval contains 0.
+The interval covers what differs from seed to seed, not from search to search.
 
 Started again with the same options, a comparison that was stopped goes on. Its folder then holds
 comparison.json, and the folders of the searches lie beside it.
 
-exit status: 0 done, 1 could not go on or a search had no success, 2 wrong options, 130 interrupted.
+exit status: 0 done, 1 could not go on or no trial of a search succeeded, 2 wrong options,
+130 interrupted.
 """
 
 import dataclasses

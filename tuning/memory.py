@@ -1,7 +1,10 @@
 """Measures the memory of a search over many trials.
 
-python -m tuning.memory                  # 30 trials of the small CNN on the digits
-python -m tuning.tables                  # writes the sentence in tuning/README.md from the record
+examples:
+  30 trials of the small CNN on the digits:
+    python -m tuning.memory
+  the sentence in tuning/README.md from the record:
+    python -m tuning.tables
 
 The record has the peak memory of the search's own process after each trial, and the largest peak
 of a process that trained one.

@@ -163,7 +163,7 @@ def table(rows, objective, count=5):
 def draw(document, path):
     """Draws where the trials of `trials.json` lie and how they did.
 
-    With learning rate and `gamma` searched that is their plane, coloured by accuracy; otherwise
+    With learning rate and `gamma` searched that is their plane, colored by accuracy; otherwise
     accuracy against the first of the searched numbers. The best trial has a ring, failed ones are
     crosses.
     """

@@ -1,7 +1,7 @@
 """Searches for an optimizer's learning rate, gamma and more with keras-tuner.
 
 examples:
-  embedded data, no download:
+  data that come with scikit-learn, no download:
     python -m tuning.search
   real images:
     python -m tuning.search --dataset cifar10 --model resnet8 --optimizer AdamNorm --max-trials 20
@@ -64,7 +64,7 @@ class Plan:
         Setting(
             "number of points to try",
             low=1,
-            unset=f"{MAX_TRIALS}; with grid all of it; hyperband has its own number",
+            unset=f"{MAX_TRIALS}; with grid, the whole grid; hyperband has its own number",
         ),
     ] = None
     executions_per_trial: Annotated[

@@ -1,8 +1,14 @@
 """Puts the records of a comparison into results/ and writes the tables of README.md from them.
 
-python -m tuning.tables --collect runs/tuning/NAME   # a comparison's folder
-python -m tuning.tables                              # rewrites the tables between the markers
-python -m tuning.tables --check                      # fails if one is not what the records give
+examples:
+  copies the records of a comparison from its folder:
+    python -m tuning.tables --collect runs/tuning/NAME
+  rewrites the tables between the markers:
+    python -m tuning.tables
+  fails if one is not what the records give:
+    python -m tuning.tables --check
+
+exit status: 0 done, 1 a table is out of date or a record damaged, 2 wrong options.
 """
 
 import dataclasses

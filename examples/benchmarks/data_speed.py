@@ -3,8 +3,8 @@
 example:
   python -m examples.benchmarks.data_speed --output examples/benchmarks/results/data_speed.json
 
-Both shuffle uint8 images that lie in memory, pad, crop, flip and normalise them, and prefetch.
-They take turns, so that whatever else the machine does meets both; a round is one epoch of each.
+Both shuffle uint8 images that lie in memory, pad, crop, flip and normalize them, and prefetch.
+They take turns, so that whatever else the machine does affects both; a round is one epoch of each.
 """
 
 import dataclasses

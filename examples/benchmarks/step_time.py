@@ -1,4 +1,4 @@
-"""Measures what an optimizer's update costs beside that of keras.optimizers.Adam.
+"""Compares the cost of an optimizer's update with that of keras.optimizers.Adam.
 
 examples:
   python -m examples.benchmarks.step_time             # many minutes; started again, it goes on
@@ -9,7 +9,7 @@ While it measures it writes FILE.partial. FILE, the record, is replaced once all
 only if no part of it would be lost.
 
 All optimizers are timed in one process on variables of the same shapes, in interleaved rounds: in
-each round every optimizer runs a few updates, so that a change in the machine's speed meets all.
+each round every optimizer runs a few updates, so that a change in the machine's speed affects all.
 What is reported is the median over the rounds of the ratio to Adam within the same round, with the
 interquartile range; milliseconds stand beside it. The record is a JSON file.
 

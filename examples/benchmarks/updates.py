@@ -87,8 +87,8 @@ class Candidate:
 
     def bytes_set_aside(self):
         """The bytes that a jitted update needs beside what it is given (JAX)."""
-        found = self._lower().compile().memory_analysis()
-        return found.temp_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
+        memory = self._lower().compile().memory_analysis()
+        return memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
 
     def run(self, times):
         """Seconds that `times` updates take, waiting for the last."""

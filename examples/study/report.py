@@ -5,7 +5,7 @@ examples:
     python -m examples.study.report
   fails if a table or a sentence is not what the records give:
     python -m examples.study.report --check
-  the same of other records, into their folder:
+  the same for other records, written to their folder:
     python -m examples.study.report --folder runs/smoke --scale smoke
 
 The documents are docs/cost.md and the READMEs of the project, of examples/ and of
@@ -577,7 +577,7 @@ class Options:
     folder: Annotated[
         pathlib.Path, Setting("records", unset="examples/study/results/reproduce")
     ] = RECORDS
-    scale: Annotated[str, Setting("of the study", choices=("desk", "smoke"))] = "desk"
+    scale: Annotated[str, Setting("scale of the study", choices=("desk", "smoke"))] = "desk"
 
 
 def main(arguments=None):

@@ -50,7 +50,9 @@ class Options:
         tuple[str, ...],
         Setting("what to carry out, one or more", choices=TARGETS, metavar="TARGET", least=1),
     ]
-    scale: Annotated[str, Setting("size, but of a convergence", choices=tuple(SCALES))] = "paper"
+    scale: Annotated[
+        str, Setting("size of the runs, except those at convergence", choices=tuple(SCALES))
+    ] = "paper"
     seeds: Annotated[int | None, Setting("runs per arm", low=1, high=1000, unset="the scale's")] = (
         None
     )
@@ -68,7 +70,7 @@ class Options:
         Setting("the I-th of N equal parts of the runs, for the I-th of N jobs", metavar="I/N"),
     ] = "1/1"
     folder: Annotated[
-        pathlib.Path, Setting("of the records", unset="examples/study/results/reproduce")
+        pathlib.Path, Setting("folder of the records", unset="examples/study/results/reproduce")
     ] = FOLDER
     data_dir: Annotated[
         pathlib.Path | None, Setting("folder of the data", unset="the library's own")

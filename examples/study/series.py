@@ -165,7 +165,7 @@ class Series:
     def _train(self, planned, data_dir):
         """Trains a run and says how it ended."""
         keras.utils.clear_session()
-        folder = self._work(planned)
+        folder = self._working_folder(planned)
         try:
             record = run.train(
                 planned.settings, folder, data_dir=data_dir, verbose=0, keep_model=False
@@ -213,12 +213,12 @@ class Series:
             )
         return record
 
-    def _work(self, planned):
+    def _working_folder(self, planned):
         return self.folder / "work" / _name(planned).replace("/", "_")
 
     def _lock(self, planned):
-        work = self._work(planned)
-        return work.with_name(f"{work.name}.lock")
+        folder = self._working_folder(planned)
+        return folder.with_name(f"{folder.name}.lock")
 
 
 def _load(path):

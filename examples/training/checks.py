@@ -54,7 +54,7 @@ class Setting:
     least: int = 0
     repeated: bool = False
 
-    def allowed(self, kind):
+    def allowed(self, value_type):
         """What is allowed, in words: `"an integer of at least 1"`."""
         if self.choices:
             return f"one of {', '.join(self.choices)}"
@@ -64,7 +64,7 @@ class Setting:
             bool: "true or false",
             str: "a text",
             pathlib.Path: "a valid path",
-        }[kind]
+        }[value_type]
         range_ = self.range().replace("at least", "of at least")
         return f"{noun} {range_}" if range_ else noun
 
@@ -76,7 +76,7 @@ class Setting:
             return ""
         return f"at least {self.low}" if self.high is None else f"from {self.low} to {self.high}"
 
-    def check(self, name, value, kind):
+    def check(self, name, value, value_type):
         """Raises a UsageError that names the argument, unless the value is allowed."""
         fits = {
             int: _is_integer,
@@ -84,8 +84,8 @@ class Setting:
             bool: lambda value: isinstance(value, bool),
             str: lambda value: isinstance(value, str),
             pathlib.Path: _is_path,
-        }[kind](value)
-        if fits and kind in (int, float):
+        }[value_type](value)
+        if fits and value_type in (int, float):
             fits = (
                 (self.low is None or value >= self.low)
                 and (self.high is None or value <= self.high)
@@ -94,8 +94,8 @@ class Setting:
         if fits and self.choices:
             fits = value in self.choices
         if not fits:
-            raise refused(name, self.allowed(kind), value)
-        if kind is int and value > LARGEST and self.high is None:
+            raise refused(name, self.allowed(value_type), value)
+        if value_type is int and value > LARGEST and self.high is None:
             raise refused(name, f"at most {LARGEST}", value)
 
 
@@ -111,7 +111,7 @@ class Field:
     Args:
         name: Its name.
         setting: Its `Setting`.
-        kind: Its type, without `None` and without the tuple around it.
+        value_type: Its type, without `None` and without the tuple around it.
         optional: Whether it may be `None`.
         many: Whether it is a tuple.
         default: Its default, or `dataclasses.MISSING`.
@@ -119,7 +119,7 @@ class Field:
 
     name: str
     setting: Setting
-    kind: type
+    value_type: type
     optional: bool
     many: bool
     default: object
@@ -132,10 +132,10 @@ class Field:
         if self.many and self.setting.count not in (None, len(value)):
             raise refused(self.name, f"{self.setting.count} values", value)
         if self.many and len(value) < self.setting.least:
-            allowed = f"{self.setting.allowed(self.kind)}, at least {self.setting.least}"
+            allowed = f"{self.setting.allowed(self.value_type)}, at least {self.setting.least}"
             raise UsageError(f"Argument `{self.name}` must be {allowed}. Received none")
         for one in values:
-            self.setting.check(self.name, one, self.kind)
+            self.setting.check(self.name, one, self.value_type)
 
 
 def fields(cls):
@@ -146,8 +146,10 @@ def fields(cls):
         annotation = hints[field.name]
         settings = [m for m in getattr(annotation, "__metadata__", ()) if isinstance(m, Setting)]
         if settings:
-            kind, optional, many = _parts(annotation.__origin__)
-            stated[field.name] = Field(field.name, settings[0], kind, optional, many, field.default)
+            value_type, optional, many = _parts(annotation.__origin__)
+            stated[field.name] = Field(
+                field.name, settings[0], value_type, optional, many, field.default
+            )
     return stated
 
 

@@ -123,18 +123,20 @@ def _annotation(field, positional):
             metavar=setting.metavar or None,
         )
     ]
-    kind = field.kind
+    value_type = field.value_type
     if field.many:
-        kind = tuple[(field.kind,) * setting.count if setting.count else (field.kind, ...)]
+        value_type = tuple[
+            (field.value_type,) * setting.count if setting.count else (field.value_type, ...)
+        ]
     if field.optional:
-        kind |= None
+        value_type |= None
     if setting.repeated:
         marks.append(tyro.conf.UseAppendAction)
-    elif field.kind is not bool:
+    elif field.value_type is not bool:
         marks.append(_constructor(field))
     if field.name in positional:
         marks.append(tyro.conf.Positional)
-    return typing.Annotated[kind, *marks]
+    return typing.Annotated[value_type, *marks]
 
 
 def _constructor(field):
@@ -143,7 +145,7 @@ def _constructor(field):
 
     setting = field.setting
     metavar = setting.metavar or (
-        f"{{{','.join(setting.choices)}}}" if setting.choices else _METAVARS[field.kind]
+        f"{{{','.join(setting.choices)}}}" if setting.choices else _METAVARS[field.value_type]
     )
 
     if field.many and not setting.count:
@@ -172,18 +174,18 @@ def _constructor(field):
 def _value(field, text):
     """One value from its text."""
     try:
-        if field.kind is pathlib.Path:
+        if field.value_type is pathlib.Path:
             return pathlib.Path(text).expanduser()
-        return field.kind(text)
+        return field.value_type(text)
     except (ValueError, RuntimeError):  # no number; no home folder
-        raise checks.refused(field.name, field.setting.allowed(field.kind), text) from None
+        raise checks.refused(field.name, field.setting.allowed(field.value_type), text) from None
 
 
 def _hint(field):
     """What is said of the default and of the range, in brackets."""
     setting, default = field.setting, field.default
     told = []
-    if field.kind in (int, float) and not field.many:
+    if field.value_type in (int, float) and not field.many:
         told += filter(None, [setting.range()])
     if default is dataclasses.MISSING:
         told += ["required"]

@@ -59,7 +59,8 @@ class Settings:
     ] = None
     drop_factor: Annotated[float, Setting("factor for the rate after the drop", above=0)] = 0.1
     seed: Annotated[
-        int, Setting("of weights, data order, augmentation and dropout", low=0, high=LARGEST_SEED)
+        int,
+        Setting("decides weights, data order, augmentation and dropout", low=0, high=LARGEST_SEED),
     ] = 0
     width: Annotated[
         int | None,
@@ -105,19 +106,20 @@ class Settings:
     jit_compile: Annotated[
         str,
         Setting(
-            "XLA; auto is Keras' choice, on where there is one GPU", choices=tuple(JIT_COMPILE)
+            "compile with XLA; auto is Keras' choice, which is on with one GPU",
+            choices=tuple(JIT_COMPILE),
         ),
     ] = "auto"
     steps_per_execution: Annotated[
         int,
         Setting(
-            "steps between two returns to Python, rounded down to a divisor of an epoch's; above 1 "
-            "it leaves no norms to monitor",
+            "steps without a return to Python, rounded down to a divisor of an epoch's; above 1, "
+            "no norms can be monitored",
             low=1,
         ),
     ] = 1
     distribute: Annotated[
-        bool, Setting("all GPUs (MirroredStrategy); the CPU's devices without one")
+        bool, Setting("train on all GPUs (MirroredStrategy), or the CPU's devices without one")
     ] = False
 
     def __post_init__(self):
@@ -238,14 +240,16 @@ def optimizer_fields(cls):
     texts = _documented(keras.optimizers.Adam) | _documented(cls)
     fields = []
     for name, default in optimizer_arguments(cls).items():
-        kind, limits = _KERAS_ARGUMENTS.get(name, (type(default), {}))
-        if name == "learning_rate" or kind not in (int, float, bool, str):
+        value_type, limits = _KERAS_ARGUMENTS.get(name, (type(default), {}))
+        if name == "learning_rate" or value_type not in (int, float, bool, str):
             continue
         text = texts.get(name, "")
         unset = "" if "default" in text.lower() else str(default)
         setting = Setting(text or "see the documentation of Keras", unset=unset, **limits)
-        unset_value = default if kind is bool else None
-        fields.append(checks.Field(name, setting, kind, kind is not bool, False, unset_value))
+        unset_value = default if value_type is bool else None
+        fields.append(
+            checks.Field(name, setting, value_type, value_type is not bool, False, unset_value)
+        )
     return fields
 
 

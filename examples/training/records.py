@@ -157,11 +157,11 @@ def versions():
     """Versions of what computes the result."""
     from importlib import metadata
 
-    found = {"python": platform.python_version()}
+    installed = {"python": platform.python_version()}
     for name in ("keras-adanorm", "keras", "tensorflow", "jax", "torch", "numpy"):
         with contextlib.suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
+            installed[name] = metadata.version(name)
+    return installed
 
 
 def device():
