@@ -19,22 +19,17 @@ import numpy as np
 import tensorflow as tf
 
 from keras_adanorm.engine import precision, private, ways
+from keras_adanorm.engine.forms import form_of
 from keras_adanorm.engine.norms import is_small, l2_norms, shared_function
 from keras_adanorm.engine.step import Step, Update
 
 # A gradient with a larger norm is clipped for the second moment, where its square would overflow.
 _SQUARABLE = {"float32": 1e19, "float64": 1e154}
-# `(1 - beta_1) / beta_1` is to be a moderate number.
-_SMALLEST_BETA_1 = 0.5
-_SMALLEST_EPSILON = 1e-30
-# What an optimizer must have from this package, unchanged.
-_METHODS = ("algorithm", "moment_gradients", "adaptive_rate", "adaptive_step", "denominator")
-_METHODS += ("rectified_rate", "norm_ratios", "state_of")
 
 
 def update_by_kernels(optimizer, gradients, variables, learning_rate):
     """Updates variables by a fused kernel each, where that gives the same numbers."""
-    form = form_of(optimizer)
+    form = form_of(optimizer, FORMS)
     update = Update(learning_rate, optimizer.iterations)
     variables = [private.native(variable) for variable in variables]
     gradients = [
@@ -63,29 +58,6 @@ def update_by_kernels(optimizer, gradients, variables, learning_rate):
 
 def _widest(gradients):
     return "float64" if any(g.dtype == tf.float64 for g in gradients) else "float32"
-
-
-def form_of(optimizer):
-    """The function that runs this optimizer's algorithm by kernels, `None` if there is none."""
-    cls = type(optimizer)
-    owner = next(base for base in cls.__mro__ if "algorithm" in vars(base))
-    form = FORMS.get((owner.__module__, owner.__qualname__))
-    if form is None or not all(_is_ours(optimizer, name) for name in _METHODS):
-        return None
-    is_usual = (
-        getattr(optimizer, "corrected_moments", "first") == "first"
-        and optimizer.epsilon_root == 0
-        and optimizer.epsilon >= _SMALLEST_EPSILON
-        and optimizer.beta_1 >= _SMALLEST_BETA_1
-    )
-    return form if is_usual else None
-
-
-def _is_ours(optimizer, name):
-    """Whether an optimizer has no method of this name, or that of this package."""
-    method = getattr(type(optimizer), name, None)
-    is_own = method is None or method.__module__.startswith("keras_adanorm.")
-    return is_own and name not in vars(optimizer)
 
 
 def is_fit(optimizer, variable):
