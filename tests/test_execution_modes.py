@@ -99,11 +99,13 @@ def test_tensors_through_memory(cls):
 
 
 @pytest.mark.skipif(BACKEND != "torch", reason="a matter of torch")
+@pytest.mark.parametrize("kernel_from", [1, 5, 100])
 @every_class
-def test_variables_in_groups_and_parts(cls, monkeypatch):
+def test_variables_in_groups_and_parts(cls, kernel_from, monkeypatch):
     """Groups of at most five elements: one of two variables, one variable in parts, with a rest."""
-    from keras_adanorm.engine import torch_groups
+    from keras_adanorm.engine import torch_groups, torch_kernels
 
+    monkeypatch.setattr(torch_kernels, "SMALLEST", kernel_from)
     monkeypatch.setattr(torch_groups, "part_size", lambda: 5)
     monkeypatch.setattr(torch_groups, "SMALL", 4)
     shapes = {"pair": (2,), "scalar": (), "matrix": (3, 4), "exact": (5,)}

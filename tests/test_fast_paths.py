@@ -376,8 +376,9 @@ def sizes_at_thresholds():
 
     sizes = {norms.SMALL - 1, norms.SMALL}
     if BACKEND == "torch":
-        from keras_adanorm.engine import torch_groups
+        from keras_adanorm.engine import torch_groups, torch_kernels
 
+        sizes |= {torch_kernels.SMALLEST - 1, torch_kernels.SMALLEST}
         sizes |= {torch_groups.SMALL, torch_groups.SMALL + 1, torch_groups.part_size() + 1}
     if BACKEND == "jax":
         from keras_adanorm.engine import stacks

@@ -1,4 +1,4 @@
-"""Every name that Keras, TensorFlow and JAX don't promise to keep is there, and stands in one file.
+"""Every name that the libraries don't promise to keep is there, and stands in one file.
 
 A release that has dropped one fails here first, with the name and what it is for.
 """
@@ -55,6 +55,15 @@ def test_attribute_of_a_function(name):
     with_it = tf.function(lambda x: x + 1, experimental_attributes={name: True})
     function = with_it.get_concrete_function(tf.constant(1.0)).function_def
     assert function.attr[name].b, private.TENSORFLOW_FUNCTION_ATTRIBUTES[name]
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="a matter of torch")
+def test_names_of_torch():
+    import torch
+
+    gone = missing(torch, private.TORCH_NAMES)
+    assert not gone, f"torch {torch.__version__} has no longer: " + "; ".join(gone)
+    assert private.torch_adam() is not None
 
 
 def test_what_is_missing_is_named():

@@ -1,6 +1,7 @@
 """The dtypes of the arithmetic: at least float32, whatever the dtype of a variable."""
 
 import functools
+import math
 import numbers
 
 import keras
@@ -85,6 +86,11 @@ def rounded(decay, dtype):
 def largest(dtype):
     """The largest finite number of a compute dtype, as a Python float."""
     return float(np.finfo(keras.backend.standardize_dtype(dtype)).max)
+
+
+def square_limit(dtype):
+    """The largest number of which the square is at most half the dtype's largest number."""
+    return math.sqrt(0.5 * largest(dtype)) * (1 - 1e-6)
 
 
 def minimum(tensor, number):

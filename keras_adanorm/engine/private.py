@@ -1,4 +1,4 @@
-"""Every name that Keras, TensorFlow and JAX don't promise to keep, each with what it is used for.
+"""Every name that the libraries don't promise to keep, each with what it is used for.
 
 `tests/test_private_names.py` names the one that is gone when a release has dropped it.
 """
@@ -29,6 +29,10 @@ INSTANCE_NAMES = {
 TENSORFLOW_OPTIMIZER_NAMES = {
     "_distribution_strategy": "the strategy under which the optimizer was made",
     "_distributed_tf_update_step": "overridden: where gradients are summed over the devices",
+}
+# Of torch.
+TORCH_NAMES = {
+    "_fused_adam_": "the kernel of `torch.optim.Adam(fused=True)`",
 }
 # Of `tf.function(experimental_attributes=...)`.
 TENSORFLOW_FUNCTION_ATTRIBUTES = {
@@ -148,6 +152,13 @@ def _in_stateless_scope():
     except ImportError:
         return True  # the slower way is always right
     return in_stateless_scope()
+
+
+def torch_adam():
+    """torch's kernel for Adam, `None` where this torch has none of that name."""
+    import torch
+
+    return getattr(torch, "_fused_adam_", None)
 
 
 def native(variable):

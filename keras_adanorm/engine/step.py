@@ -131,8 +131,7 @@ class Step:
 
     def square(self, x: Any) -> Any:
         """`x ** 2`, held at half the largest number of the dtype, so that its average is finite."""
-        limit = math.sqrt(0.5 * precision.largest(self.dtype)) * (1 - 1e-6)
-        held = precision.clip(x, limit)
+        held = precision.clip(x, precision.square_limit(self.dtype))
         return held * held
 
     def root(self, x: Any, floor: Any) -> Any:

@@ -13,10 +13,11 @@ Averages and the variable are changed in place where nothing can tell: see `Torc
 
 import math
 import numbers
+from typing import Any, NamedTuple
 
 import torch
 
-from keras_adanorm.engine import precision, private, ways
+from keras_adanorm.engine import precision, private, torch_kernels, ways
 from keras_adanorm.engine.norms import l2_norms
 from keras_adanorm.engine.step import Step, Update
 
@@ -32,33 +33,80 @@ _WEIGHT = "weight"  # stands for the variable among the names of its state, as n
 
 
 def update_in_groups(optimizer, gradients, variables, learning_rate):
-    """Updates variables, small ones of one dtype and device together."""
+    """Updates variables, by a kernel or small ones of one dtype and device together."""
     if torch.compiler.is_compiling():
         ways.one_by_one(optimizer, gradients, variables, learning_rate)
         return
     update = Update(learning_rate, optimizer.iterations)
     weights = private.tensors_of(variables)
     gradients = own_gradients(gradients, weights)
-    norms = None
-    if getattr(optimizer, "norm_vector", None) is not None:
-        norms = l2_norms(gradients, optimizer.norm_vector.dtype)
-    ratios = optimizer.norm_ratios(gradients, variables, norms)
-    bounded = are_bounded(norms, weights)
+    form = torch_kernels.form_for(optimizer, weights)
+    averages, norms = getattr(optimizer, "norm_vector", None), None
+    if averages is not None or form is not None:
+        norms = l2_norms(gradients, "float32" if averages is None else averages.dtype)
+    batch = Batch(
+        weights,
+        gradients,
+        optimizer.norm_ratios(gradients, variables, norms),
+        are_bounded(norms, weights),
+        slots_of(optimizer, variables),
+    )
+    left = range(len(weights))
+    if form is not None:
+        done = torch_kernels.update_by_kernel(form, optimizer, update, items_of(batch))
+        left = [i for i in left if i not in done]
+    update_without_kernel(optimizer, update, batch, left)
+
+
+class Batch(NamedTuple):
+    """The variables of an update: tensors and scalars by position, and their state."""
+
+    weights: list[Any]
+    gradients: list[Any]
+    ratios: list[Any]
+    bounded: list[bool]
+    slots: dict[str, list[Any]]
+
+    def states(self, name, positions):
+        """The tensors of a state."""
+        return private.tensors_of([self.slots[name][i] for i in positions])
+
+
+def slots_of(optimizer, variables):
+    """The state of variables, lists by name."""
     indices = [optimizer._get_variable_index(variable) for variable in variables]
+    return {name: [slots[i] for i in indices] for name, slots in optimizer._slots.items()}
 
-    def states(name, positions):
-        slots = optimizer._slots[name]
-        return private.tensors_of([slots[indices[i]] for i in positions])
 
-    groups, alone = groups_of(weights, optimizer.elementwise)
+def items_of(batch):
+    """A dict of position to `Item` of the variables that the kernel is to update."""
+    chosen = [
+        i
+        for i, weight in enumerate(batch.weights)
+        if weight.numel() >= torch_kernels.SMALLEST and batch.bounded[i]
+    ]
+    states = [batch.states(name, chosen) for name in batch.slots]
+    items, size = {}, part_size()
+    for i, *state in zip(chosen, *states, strict=True):
+        tensors = (batch.weights[i], batch.gradients[i].contiguous(), *state)
+        if torch_kernels.is_fit(tensors):
+            ratio = 1.0 if batch.ratios[i] is None else float(batch.ratios[i])
+            items[i] = torch_kernels.Item(tensors, ratio, size)
+    return items
+
+
+def update_without_kernel(optimizer, update, batch, positions):
+    """Updates variables by their algorithm: groups of small ones, parts of large ones."""
+    weights, gradients, ratios, bounded, _ = batch
+    groups, alone = groups_of(weights, positions, optimizer.elementwise)
     for group in groups:
-        memory = Group([weights[i] for i in group], lambda name, group=group: states(name, group))
+        memory = Group([weights[i] for i in group], lambda name, g=group: batch.states(name, g))
         gradient = memory.join([gradients[i] for i in group])
         ratio = memory.spread([ratios[i] for i in group])
         run(optimizer, update, gradient, ratio, memory, all(bounded[i] for i in group))
     for i in alone:
         weight, gradient = weights[i], gradients[i]
-        memory = Single(weight, lambda name, i=i: states(name, [i])[0])
+        memory = Single(weight, lambda name, i=i: batch.states(name, [i])[0])
         size = part_size() if optimizer.elementwise and weight.device.type == "cpu" else math.inf
         if weight.numel() > size and memory.is_contiguous(optimizer.slots):
             parts = gradient.reshape(-1).split(size)
@@ -79,7 +127,7 @@ def are_bounded(norms, weights):
     """For each variable whether its gradient's norm, if known, says that no square overflows."""
     if norms is None or norms.device.type != "cpu":
         return [False] * len(weights)
-    return (norms < square_limit("float32")).tolist()
+    return (norms < precision.square_limit("float32")).tolist()
 
 
 def part_size():
@@ -87,13 +135,14 @@ def part_size():
     return PART_PER_THREAD * min(torch.get_num_threads(), 16)
 
 
-def groups_of(weights, elementwise):
+def groups_of(weights, positions, elementwise):
     """Lists of positions of variables to be updated together, and positions of the others."""
     if not elementwise:
-        return [], range(len(weights))
+        return [], positions
     kinds, alone = {}, []
     cpu_group = part_size()
-    for i, weight in enumerate(weights):
+    for i in positions:
+        weight = weights[i]
         on_cpu = weight.device.type == "cpu"
         size = weight.numel()
         if size > (SMALL if on_cpu else GPU_SMALL) or not weight.is_contiguous():
@@ -106,17 +155,20 @@ def groups_of(weights, elementwise):
         groups[-1][1] += size
     groups = []
     for kind in kinds.values():
-        for positions, _ in kind:
-            if len(positions) > 1:
-                groups.append(positions)
+        for group, _ in kind:
+            if len(group) > 1:
+                groups.append(group)
             else:
-                alone += positions
+                alone += group
     return groups, alone
 
 
 def own_gradients(gradients, weights):
-    """The gradients in their compute dtypes, copied where a variable was given as a gradient."""
-    addresses = {weight.data_ptr() for weight in weights}
+    """The gradients in their compute dtypes and in the variables' shapes.
+
+    One that lies in the memory of a variable, which is about to change, is copied.
+    """
+    addresses = {address(weight) for weight in weights}
     result = []
     for gradient, weight in zip(gradients, weights, strict=True):
         dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
@@ -124,9 +176,9 @@ def own_gradients(gradients, weights):
             gradient = precision.dense(gradient)
         if gradient.dtype != dtype:
             gradient = gradient.to(dtype)
-        elif gradient.data_ptr() in addresses:
+        elif address(gradient) in addresses:
             gradient = gradient.clone()
-        result.append(gradient)
+        result.append(gradient.expand(weight.shape))
     return result
 
 
@@ -297,7 +349,7 @@ class TorchStep(Step):
         """The value, held where its square would leave the range of the dtype."""
         if value is self.gradient and self._is_bounded:
             return value
-        limit = square_limit(self.dtype)
+        limit = precision.square_limit(self.dtype)
         return value.clamp(-limit, limit)
 
     def root(self, x, floor):
@@ -388,11 +440,6 @@ def _is_scalar(value):
     return not isinstance(value, torch.Tensor) or value.ndim == 0
 
 
-def square_limit(dtype):
-    """The largest number of which the square is at most half the dtype's largest number."""
-    return math.sqrt(0.5 * precision.largest(dtype)) * (1 - 1e-6)
-
-
 def address(tensor):
-    """Where the memory begins that a tensor is a part of."""
-    return tensor.untyped_storage().data_ptr()
+    """Where the memory begins that a tensor is a part of, in less time than its storage takes."""
+    return tensor.data_ptr() - tensor.storage_offset() * tensor.itemsize

@@ -7,7 +7,8 @@
 | `distributed.py`: the same after the sum over devices | under a strategy of `tf.distribute` |
 | `tensorflow_kernels.py`: fused kernels | TensorFlow without XLA |
 | `one_program.py` | JAX compiles the update of all variables as one program |
-| `torch_groups.py` | torch |
+| `torch_groups.py`: small variables together, large ones in parts | torch |
+| `torch_kernels.py`: the fused kernel | torch, large variables on a CPU |
 """
 
 import contextlib

@@ -40,8 +40,9 @@ def use_small_thresholds(monkeypatch, target="cpu"):
 
     monkeypatch.setattr(norms, "SMALL", 16)
     if BACKEND == "torch":
-        from keras_adanorm.engine import torch_groups
+        from keras_adanorm.engine import torch_groups, torch_kernels
 
+        monkeypatch.setattr(torch_kernels, "SMALLEST", 17)
         monkeypatch.setattr(torch_groups, "SMALL", 16)
         monkeypatch.setattr(torch_groups, "part_size", lambda: 20)
     if BACKEND == "jax":
