@@ -2,9 +2,11 @@
 
 import runpy
 import socket
+from importlib import metadata
 
 import numpy as np
 import pytest
+from packaging.version import Version
 
 from tests.support.child import ROOT, output, run_module, start
 from tests.support.coverage_table import SETUPS
@@ -16,6 +18,7 @@ pytestmark = [
 ]
 
 CLOSE = dict(rtol=2e-6, atol=3e-7)  # a few roundings of float32
+OLD_JAX = BACKEND == "jax" and Version(metadata.version("jax")) < Version("0.5")
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +45,17 @@ def assert_close(found, expected):
 @pytest.mark.parametrize(
     ("kind", "name"),
     [("data", name) for name in SETUPS["data_parallel"].optimizers]
-    + [("model", name) for name in SETUPS["model_parallel"].optimizers],
+    + [
+        pytest.param(
+            "model",
+            name,
+            marks=pytest.mark.skipif(
+                OLD_JAX and name == "DiffGradNorm",
+                reason="JAX 0.4.34 sums a norm twice where weights are spread over devices",
+            ),
+        )
+        for name in SETUPS["model_parallel"].optimizers
+    ],
 )
 def test_four_devices_train_as_one(kind, name, trained):
     """Weights and state, the averages `e_t` included, which every device holds in full."""
@@ -64,6 +77,7 @@ def test_the_pure_update_is_traced_once(name, trained):
     assert trained(f"{name}-traces")["arr_0"] == 1
 
 
+@pytest.mark.skipif(OLD_JAX, reason="JAX 0.4.34 runs several processes on GPUs and TPUs only")
 def test_two_processes_train_as_one(tmp_path):
     program = ROOT / "examples" / "loops" / "jax_many_machines.py"
     (name,) = SETUPS["processes"].optimizers
