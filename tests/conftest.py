@@ -1,5 +1,6 @@
 """Fixtures of all tests. They run on the backend that `KERAS_BACKEND` names."""
 
+import gc
 import os
 import pathlib
 import re
@@ -53,3 +54,14 @@ def default_precision():
     yield
     keras.config.set_floatx(floatx)
     keras.config.set_dtype_policy(policy)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compiled_programs():
+    """Lets go of what JAX has compiled: over all modules it would come to gigabytes."""
+    yield
+    if keras.backend.backend() == "jax":
+        import jax
+
+        jax.clear_caches()
+    gc.collect()

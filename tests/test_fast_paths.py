@@ -293,9 +293,12 @@ def test_compiled(subject, feature, mode):
 
 
 @pytest.mark.skipif(BACKEND != "jax", reason="needs JAX")
-@pytest.mark.parametrize("target", ["gpu", "tpu"])
-@every_subject
-def test_program_for_another_device(subject, target, monkeypatch):
+@pytest.mark.parametrize(
+    ("target", "subject"),
+    [*(("gpu", subject) for subject in SUBJECTS), ("tpu", SUBJECTS[0]), ("tpu", SUBJECTS[-1])],
+    ids=str,
+)
+def test_program_for_another_device(target, subject, monkeypatch):
     """What JAX compiles for a GPU or TPU computes the same on a CPU."""
     use_small_thresholds(monkeypatch, target)
     runs = [run_through(make(LR), "jit") for make in (subject.fast, subject.own)]
@@ -387,8 +390,12 @@ def sizes_at_thresholds():
     return sorted(sizes)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@every_subject
+@pytest.mark.parametrize(
+    ("subject", "mode"),
+    [(subject, "eager") for subject in SUBJECTS]
+    + [(subject, mode) for subject in (SUBJECTS[1], SUBJECTS[-1]) for mode in COMPILED],
+    ids=str,
+)
 def test_sizes_at_the_thresholds(subject, mode, monkeypatch):
     monkeypatch.undo()
     shapes = {f"v{size}": (size,) for size in sizes_at_thresholds()}
