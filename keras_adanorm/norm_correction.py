@@ -96,7 +96,9 @@ def norm_ratio(
     # number is subnormal, which a compiler may take for 0, and the product may overflow.
     held = precision.minimum(norm, float(limits.max) / bound)
     beyond = average > held * (bound * (1 - 2 * float(limits.eps)))
-    divisor = ops.where(ops.logical_or(norm < float(limits.tiny), beyond), one, norm)
-    ratio = ops.where(beyond, bound * one, average / divisor)
     corrects = ops.logical_and(norm >= float(limits.tiny), average > norm)
-    return ops.where(corrects, ratio, one), average
+    numerator = ops.where(corrects, ops.where(beyond, bound * one, average), one)
+    denominator = ops.where(ops.logical_and(corrects, ops.logical_not(beyond)), norm, one)
+    # The quotient comes last: XLA computes one once and keeps it, but would do the choices again
+    # in the update of each variable.
+    return numerator / denominator, average

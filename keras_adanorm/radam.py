@@ -73,18 +73,23 @@ class Radam(AdaptiveOptimizer):
         step.descend_quotient(rate, m, denominator)
 
     def rectified_rate(self, step: Step) -> tuple[Any, Any]:
-        """The factor of `m`, and whether the variance is tractable, 1 or 0."""
-        rate = step.learning_rate / step.bias_correction(self.beta_1)
+        """The factor of `m`, and whether the variance is tractable, 1 or 0.
+
+        `r` and the factor end with a root and a quotient. XLA computes these once and keeps them;
+        what comes after them it computes again in the update of each variable.
+        """
         rho_infinity = 2 / (1 - self.beta_2) - 1
         if rho_infinity < THRESHOLD:  # rho_t stays below rho_infinity
-            return rate, 0.0
+            return step.learning_rate / step.bias_correction(self.beta_1), 0.0
         rho_t = simple_average_length(step.t, self.beta_2)
-        adaptive = ops.cast(rho_t >= THRESHOLD, rho_t.dtype)
+        is_tractable = ops.cast(rho_t >= THRESHOLD, rho_t.dtype)
         rho_t = precision.maximum(rho_t, THRESHOLD)  # keeps the root of the other case real
         rho_u = (rho_t - 4) * (rho_t - 2) * rho_infinity
         rho_d = (rho_infinity - 4) * (rho_infinity - 2) * rho_t
-        r = ops.sqrt(step.bias_correction(self.beta_2) * rho_u / rho_d)
-        return rate * (adaptive * r + (1 - adaptive)), adaptive
+        r = ops.sqrt(is_tractable * step.bias_correction(self.beta_2) * rho_u / rho_d)
+        adaptive = ops.cast(r > 0, r.dtype)
+        rate = step.learning_rate * (r + (1 - adaptive))
+        return rate / step.bias_correction(self.beta_1), adaptive
 
 
 @keras.saving.register_keras_serializable(package="keras_adanorm")

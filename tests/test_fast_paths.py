@@ -305,6 +305,83 @@ def test_program_for_another_device(target, subject, monkeypatch):
     assert_same(*runs)
 
 
+def many_steps(optimizer, loop, steps=5):
+    """Steps of `stateless_apply` with gradients that depend on the weights, in a loop of JAX."""
+    import jax
+
+    variables = [keras.Variable(value, name=name) for name, value in PARAMS.items()]
+    optimizer.build(variables)
+    targets = [jax.numpy.asarray(target) for target in stream(1)[0].values()]
+
+    def step(carry):
+        weights, state, number = carry
+        swing = 1 + 3 * (number % 2)
+        pairs = zip(weights, targets, strict=True)
+        gradients = [((weight - target) * swing).astype(weight.dtype) for weight, target in pairs]
+        weights, state = optimizer.stateless_apply(state, gradients, weights)
+        return list(weights), list(state), number + 1
+
+    weights, state = ([v.value for v in part] for part in (variables, optimizer.variables))
+    weights, state, _ = loop(step, (weights, state, jax.numpy.zeros((), "int32")), steps)
+    return [to_numpy(value) for value in [*weights, *state]]
+
+
+def python_loop(step, carry, steps):
+    for _ in range(steps):
+        carry = step(carry)
+    return carry
+
+
+def jit_in_jit(step, carry, steps):
+    import jax
+
+    inner = jax.jit(step)
+    return python_loop(jax.jit(lambda carry: inner(carry)), carry, steps)
+
+
+def scan(step, carry, steps):
+    import jax
+
+    return jax.lax.scan(lambda carry, _: (step(carry), None), carry, length=steps)[0]
+
+
+def fori_loop(step, carry, steps):
+    import jax
+
+    return jax.jit(lambda carry: jax.lax.fori_loop(0, steps, lambda _, c: step(c), carry))(carry)
+
+
+def while_loop(step, carry, steps):
+    import jax
+
+    return jax.lax.while_loop(lambda carry: carry[2] < steps, step, carry)
+
+
+@pytest.mark.skipif(BACKEND != "jax", reason="needs JAX")
+@pytest.mark.parametrize("loop", [jit_in_jit, scan, fori_loop, while_loop])
+@every_subject
+def test_loops_of_jax(subject, loop):
+    assert_same(many_steps(subject.fast(LR), loop), many_steps(subject.own(LR), python_loop))
+
+
+@pytest.mark.skipif(BACKEND != "jax", reason="needs JAX")
+@every_subject
+def test_several_steps_per_execution(subject):
+    """`fit` with all steps in one program, and with one step after the other."""
+    states = []
+    for make, together in ((subject.fast, 3), (subject.own, 1)):
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential(
+            [keras.Input((3,)), keras.layers.Dense(4, "tanh"), keras.layers.Dense(4, "tanh")]
+        )
+        model.compile(make(LR), "mse", steps_per_execution=together)
+        rng = np.random.default_rng(0)
+        x, y = rng.normal(size=(12, 3)), rng.normal(size=(12, 4))
+        model.fit(x, y, batch_size=4, epochs=2, shuffle=False, verbose=0)
+        states.append(state_of(model.optimizer, model.trainable_variables))
+    assert_same(*states)
+
+
 # ------------------------------------------------------------ a subclass's `update_step`
 
 

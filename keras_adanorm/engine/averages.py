@@ -106,6 +106,10 @@ def _put(vector, positions, values):
 def _unstack(vector):
     if keras.backend.backend() == "torch":
         return vector.unbind()
+    if keras.backend.backend() == "jax":
+        from keras_adanorm.engine.jax_norms import scalars_of
+
+        return scalars_of(vector)
     return ops.unstack(vector)
 
 

@@ -9,6 +9,7 @@ On a CPU, where a program is compiled for float32, the squares are added up in f
 
 import jax
 import jax.numpy as jnp
+import keras
 import numpy as np
 
 from keras_adanorm import execution
@@ -21,6 +22,11 @@ _SCALE = {"float32": 80, "float64": 540}
 _LIMIT = {"float32": 96, "float64": 960}
 # Partial sums of a large gradient on a GPU. A second kernel adds up those of all gradients.
 _PARTS = 256
+# XLA on a CPU compiles one kernel for a sum of so many elements, but three for one of fewer. What
+# small variables cost is to compile them.
+_FOR_ONE_KERNEL = 4096
+# On a CPU fewer small arrays than these are not put together: that takes longer to compile.
+_MANY = 16
 
 
 def jax_norms(tensors, dtype):
@@ -39,6 +45,8 @@ def _norms_of_one_dtype(tensors, dtype):
     if private.is_traced_by_jax(tensors[0]) and keras_has_one_device():
         if execution.target() == "gpu":
             return _norms_of_sums(_sums_in_few_kernels(tensors, _scales(dtype)), dtype)
+        if execution.target() == "tpu":
+            return _norms_of_sums(_sums_for_a_tpu(tensors, _scales(dtype)), dtype)
         if execution.target() == "cpu" and dtype == "float32":
             return _norms_by_float64(tensors)
     return _norms_of_sums(_sums_one_by_one(tensors, _scales(dtype)), dtype)
@@ -46,8 +54,6 @@ def _norms_of_one_dtype(tensors, dtype):
 
 def keras_has_one_device():
     """Whether no distribution of Keras lays arrays out over devices: a stack would move them."""
-    import keras
-
     return keras.distribution.distribution() is None
 
 
@@ -81,8 +87,27 @@ def _norms_of_sums(sums, dtype):
     return jnp.where(small < limit, jnp.sqrt(small) * 2.0**-k, norm)
 
 
+def _sums_for_a_tpu(tensors, scales):
+    """Small vectors of one length as rows. The others as they are: a reshape is a copy there."""
+    order, sums = [], []
+    for group in positions_by_kind([x.shape for x in tensors], SMALL, MAX_OPERANDS):
+        if tensors[group[0]].ndim == 1 and len(group) > 1:
+            rows = jnp.stack([tensors[i] for i in group])
+            sums.append([jnp.sum(x, axis=1) for x in _scaled_squares(rows, scales)])
+        else:
+            sums.append(_sums_one_by_one([tensors[i] for i in group], scales))
+        order += group
+    return _in_order(sums, order)
+
+
+def _in_order(sums, order):
+    """Vectors of the sums at each scale, from parts of them in another order."""
+    back = np.argsort(order)
+    return [jnp.concatenate(of_scale)[back] for of_scale in zip(*sums, strict=True)]
+
+
 def _sums_one_by_one(tensors, scales):
-    """A full sum in the array's own shape. On a TPU a reshape is a copy."""
+    """A full sum of each array in its own shape."""
     of_each = [[jnp.sum(squares) for squares in _scaled_squares(x, scales)] for x in tensors]
     return [jnp.stack(of_scale) for of_scale in zip(*of_each, strict=True)]
 
@@ -105,42 +130,67 @@ def _sums_in_few_kernels(tensors, scales):
         order += [i for i, _ in part]
         of_scales = zip(*(sums_of_one for _, sums_of_one in part), strict=True)
         sums.append([jnp.sum(jnp.stack(of_scale), axis=1) for of_scale in of_scales])
-    back = np.argsort(order)
-    return [jnp.concatenate(of_scale)[back] for of_scale in zip(*sums, strict=True)]
+    return _in_order(sums, order)
 
 
 def _norms_by_float64(tensors):
     """CPU: one sum in float64, in which squares of float32 neither overflow nor underflow."""
     with private.jax_in_64_bits():
         sums, order = [], []
-        # Small ones as rows: each sum is a kernel or three, which take time to compile.
         for group in positions_by_kind([x.shape for x in tensors], SMALL, MAX_OPERANDS):
-            if len(group) == 1:  # as a row of a stack it would be added up on one core
-                wide = jax.lax.convert_element_type(_for_one_kernel(tensors[group[0]]), jnp.float64)
-                sums.append(jnp.sum(jnp.square(wide)).reshape(1))
+            if len(group) < _MANY:
+                sums += [jnp.sum(_wide_squares(_matrix(tensors[i]))).reshape(1) for i in group]
             else:
-                rows = jnp.stack([tensors[i].reshape(-1) for i in group])
-                wide = jax.lax.convert_element_type(rows, jnp.float64)
-                sums.append(jnp.sum(jnp.square(wide), axis=1))
+                sums.append(jnp.sum(_wide_squares(_rows([tensors[i] for i in group])), axis=1))
             order += group
-        norm = jnp.sqrt(jnp.concatenate(sums))[np.argsort(order)]
+        squared = jnp.concatenate(sums)[np.argsort(order)]
         # JAX before 0.5 has no constant in float64 where the rest of the program has no float64.
-        largest = jnp.full(norm.shape, np.finfo("float32").max, "float32")
-        held = jax.lax.min(norm, jax.lax.convert_element_type(largest, jnp.float64))
-        norm = jnp.where(jnp.isfinite(norm), held, norm)
-        norm = jax.lax.convert_element_type(norm, jnp.float32)
-    # Else XLA computes the whole vector again inside of each variable's update.
-    return jax.lax.optimization_barrier(norm)
+        largest = jnp.full(squared.shape, np.finfo("float32").max, "float32")
+        largest = jax.lax.convert_element_type(largest, jnp.float64)
+        held = jax.lax.min(squared, largest * largest)
+        squared = jnp.where(jnp.isfinite(squared), held, squared)
+        # The root comes last: XLA computes it once and keeps it. What comes after it, it would
+        # compute again inside of each variable's update.
+        return jax.lax.convert_element_type(jnp.sqrt(squared), jnp.float32)
 
 
-def _for_one_kernel(tensor):
-    """The array, a small one filled up with zeros: XLA then compiles one kernel for its sum.
+def _wide_squares(tensor):
+    return jnp.square(jax.lax.convert_element_type(tensor, jnp.float64))
 
-    For a sum of few elements it compiles three, and compiling is what small variables cost.
-    """
+
+def _rows(tensors):
+    """Small arrays of one shape as the rows of a matrix that is large enough."""
+    rows = jnp.stack([tensor.reshape(-1) for tensor in tensors])
+    return _filled_up(rows, -(-_FOR_ONE_KERNEL // len(tensors)) - rows.shape[1])
+
+
+def _matrix(tensor):
+    """The array, a small one as a matrix that is large enough."""
     if tensor.size >= SMALL:
         return tensor
     flat = tensor.reshape(-1)
+    return _filled_up(flat, -flat.size % _FOR_ONE_KERNEL).reshape(64, -1)
+
+
+def _filled_up(tensor, count):
+    """The array with zeros added at the end of its last axis."""
     # `jnp.pad` has an integer constant, which JAX before 0.5 takes for one of 64 bits.
-    filled = jax.lax.pad(flat, np.zeros((), flat.dtype), [(0, -flat.size % 4096, 0)])
-    return filled.reshape(64, -1)
+    around = [(0, 0, 0)] * (tensor.ndim - 1) + [(0, max(count, 0), 0)]
+    return jax.lax.pad(tensor, np.zeros((), tensor.dtype), around)
+
+
+def scalars_of(vector):
+    """The elements of a vector of numbers not below 0, as a list of scalars.
+
+    XLA on a CPU takes an element in the kernel that uses it, and compiles kernels that are the same
+    only once. So an element's position is read from a constant at a place that XLA does not know:
+    variables of one shape then have one kernel. That place is always 0.
+    """
+    if not private.is_traced_by_jax(vector) or execution.target() != "cpu":
+        return keras.ops.unstack(vector)
+    place = (vector[0] < 0).astype("uint32")
+    scalars = []
+    for i in range(vector.shape[0]):
+        position = jax.lax.dynamic_slice(np.array([i, 0], "uint32"), (place,), (1,))
+        scalars.append(jax.lax.dynamic_slice(vector, (position[0],), (1,))[0])
+    return scalars

@@ -16,6 +16,9 @@ from keras_adanorm.engine.norms import l2_norms
 from keras_adanorm.engine.stacks import MAX_OPERANDS, SMALL, positions_by_kind
 from keras_adanorm.engine.step import Step, Update
 
+# A gradient with fewer elements is copied on a CPU where it is kept.
+_COPIED_ON_A_CPU = 2**18
+
 
 def update_as_one_program(optimizer, gradients, variables, learning_rate):
     """Updates variables, on a GPU small ones of one kind together."""
@@ -125,9 +128,11 @@ class _Bundle:
 
         XLA would copy the gradient itself. On a GPU it writes what depends on the old state in its
         place. On a CPU it does so for a product with a number that it can't have before it has
-        the new weight: the old state has been read by then. The number is 1.
+        the new weight: the old state has been read by then. The number is 1. For a small variable
+        that is not worth the kernel, which has to be compiled.
         """
-        if self._target == "tpu" or gradient.size == 0:
+        small = _COPIED_ON_A_CPU if self._target == "cpu" else 1
+        if self._target == "tpu" or gradient.size < small:
             return gradient
         if self._target == "gpu":
             return jnp.where(self._never, self._read(name), gradient)

@@ -50,8 +50,11 @@ def use_small_thresholds(monkeypatch, target="cpu"):
         from keras_adanorm.engine import jax_norms, one_program
 
         monkeypatch.setattr(one_program, "SMALL", 16)
+        monkeypatch.setattr(one_program, "_COPIED_ON_A_CPU", 16)
         monkeypatch.setattr(jax_norms, "SMALL", 16)
         monkeypatch.setattr(jax_norms, "_PARTS", 4)
+        monkeypatch.setattr(jax_norms, "_MANY", 2)
+        monkeypatch.setattr(jax_norms, "_FOR_ONE_KERNEL", 64)
         monkeypatch.setattr(execution, "target", lambda: target)
 
 
