@@ -156,3 +156,36 @@ def test_memory_growth_and_fit():
     assert "Fitted (graph): AdamNorm 1.50 ns a parameter and 20 µs a variable." in told
     assert "28.0 GB/s: 1.00 ns" in told
     assert "1,000 parameters and batches of 4: AdamNorm takes 0.90 (0.80 to 1.00)" in told
+
+
+LOOP = "AdamNorm, a plain loop"
+
+
+def test_plain_loops_are_told_where_they_were_measured():
+    measured = rows(1.0, 9.0) | {LOOP: row(4.0, 1.0)}
+    measured["AdamNorm"]["ratio_to_plain_loop"] = ratio(0.25)
+    record = RECORD | {"updates": {"vgg16": {"eager": measured}}}
+    told = step_time_tables.tables(record, "one.json")
+    assert f"| {LOOP} | 0.40 (0.30 to 0.50) |" in told
+    assert "Beside a plain loop over the variables, written in torch:" in told
+    assert "| AdamNorm | 0.25 (0.15 to 0.35) |" in told
+    assert "plain loop" not in step_time_tables.tables(RECORD, "one.json")
+
+
+def test_the_ratio_to_a_plain_loop_is_of_the_same_round(monkeypatch):
+    times = {"Adam": 1.0, "AdamNorm": 1.0, LOOP: 4.0}
+
+    class Candidate:
+        seconds_to_first_update = 0.0
+
+        def __init__(self, make, *rest):
+            self._time, self._runs = make, 0
+
+        def run(self, number):
+            self._runs += 1
+            return self._time * self._runs * number
+
+    monkeypatch.setattr(updates, "Candidate", Candidate)
+    measured = updates.measure(times, [(2, 2)], "eager", 3, 1e-9)
+    assert measured["AdamNorm"]["ratio_to_plain_loop"]["lower_quartile"] == 0.25
+    assert [name for name, row in measured.items() if "ratio_to_plain_loop" in row] == ["AdamNorm"]
