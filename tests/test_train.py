@@ -499,7 +499,7 @@ WRONG = {
     "--optimizer-config config.json --optimizer Adam": "--optimizer cannot be given beside",
     "--optimizer-config unknown.json": "Nonsense",
     "--optimizer-config list.json": "`class_name`",
-    "--dataset tiny_imagenet --data-dir /nowhere": "/nowhere",
+    "--dataset tiny_imagenet --data-dir /dev/null/nowhere": "/dev/null/nowhere",
     "--model vgg16": "vgg16",
     "--distribute --batch-size 0": "`batch_size`",
 }
