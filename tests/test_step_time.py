@@ -95,6 +95,7 @@ def test_a_stopped_measurement_leaves_the_record_alone(tmp_path, monkeypatch, ca
         ("--models alexnet", "Argument `models` must be one of vgg16"),
         ("--modes jit", "`modes` must be of eager, graph, xla, with the backend tensorflow"),
         ("--skip all", "Argument `skip` must be one of fit, scaling, memory"),
+        ("--output odd.json", "odd.json is damaged or of another program"),
         ("--output .", "Argument `output` must be a file, not a folder"),
         ("--output foreign.json", "`output` must be a record of python -m examples.benchmarks"),
         ("--output broken.json", "broken.json is not a record"),
@@ -104,8 +105,20 @@ def test_wrong_options_are_refused_on_one_line(arguments, complaint, tmp_path, m
     monkeypatch.chdir(tmp_path)
     (tmp_path / "foreign.json").write_text('{"kind": "other"}')
     (tmp_path / "broken.json").write_text("{")
+    (tmp_path / "odd.json").write_text('{"kind": "step_time", "updates": [1]}')
     name = "examples.benchmarks.step_time"
     assert_refused(step_time.main, arguments.split(), capsys, name, complaint)
+
+
+def test_a_place_that_takes_no_record_is_told_before_anything_is_measured(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(updates, "measure", lambda *arguments: pytest.fail("measured"))
+    (tmp_path / "file").touch()
+    path = tmp_path / "file" / "one.json"
+    assert step_time.main(["--models", "cnn", "--output", str(path)]) == 1
+    error = capsys.readouterr().err
+    assert str(tmp_path / "file") in error and error.count("\n") == 1
 
 
 def test_no_path_keeps_nothing():

@@ -499,6 +499,10 @@ WRONG = {
     "--optimizer-config config.json --optimizer Adam": "--optimizer cannot be given beside",
     "--optimizer-config unknown.json": "Nonsense",
     "--optimizer-config list.json": "`class_name`",
+    "--optimizer-config .": "`optimizer_config` must be a file, not a folder",
+    "--optimizer-config layer.json": "Keras cannot take the optimizer's config: it makes no opt",
+    "--optimizer-config text.json": "Keras cannot take the optimizer's config: ",
+    "--output-dir=": "`output_dir` must be a valid path. Received: output_dir=",
     "--dataset tiny_imagenet --data-dir /dev/null/nowhere": "/dev/null/nowhere",
     "--model vgg16": "vgg16",
     "--distribute --batch-size 0": "`batch_size`",
@@ -512,6 +516,9 @@ def test_wrong_input_is_one_line_before_training(wrong, tmp_path, monkeypatch, c
     pathlib.Path("config.json").write_text(json.dumps(config))
     config["config"]["gradient_accumulation_steps"] = 2
     pathlib.Path("accumulates.json").write_text(json.dumps(config))
+    config["config"] |= {"gradient_accumulation_steps": None, "clipnorm": "strong"}
+    pathlib.Path("text.json").write_text(json.dumps(config))
+    pathlib.Path("layer.json").write_text('{"class_name": "Dense", "config": {"units": 3}}')
     for name, depth in (("deep", 500), ("deeper", 100_000)):
         text = f'{{"class_name": "SGD", "config": {{"name": {"[" * depth}{"]" * depth}}}}}'
         pathlib.Path(f"{name}.json").write_text(text)

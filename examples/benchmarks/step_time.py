@@ -61,7 +61,12 @@ class Options:
     skip: Annotated[tuple[str, ...], Setting("parts to leave out", choices=PARTS)] = ()
     output: Annotated[
         pathlib.Path | None,
-        Setting("the record", metavar="FILE", unset="one in examples/benchmarks/results/step_time"),
+        Setting(
+            "the record",
+            metavar="FILE",
+            unset="one in examples/benchmarks/results/step_time",
+            file=True,
+        ),
     ] = None
 
 
@@ -103,9 +108,13 @@ def _options(arguments):
 
 
 def check_output(path):
-    """Raises a UsageError if the record cannot stand there: a folder, or a file of another kind."""
-    if path.is_dir():
-        raise checks.refused("output", "a file, not a folder", path)
+    """Raises an error if the record cannot stand there, before minutes are spent on it.
+
+    Raises:
+        UsageError: If there is a file of another kind.
+        OSError: If nothing can be written there.
+    """
+    records.make_folder(path.parent)
     if path.exists():
         try:
             load(path)
@@ -122,6 +131,8 @@ def load(path):
         raise RecordError(f"{path} is not a record: {error}") from error
     if not isinstance(record, dict) or record.get("kind") != KIND:
         raise RecordError(f"{path} is not a record of {PROGRAM}")
+    with records.content_of(path, "Measure it again."):
+        _parts(record)
     return record
 
 

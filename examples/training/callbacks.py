@@ -4,7 +4,6 @@ import contextlib
 import csv
 import json
 import math
-import tempfile
 import time
 
 import keras
@@ -153,12 +152,6 @@ class Keeper(keras.callbacks.Callback):
         lengths = {len(curve) if isinstance(curve, list) else 0 for curve in run["curves"].values()}
         if epoch > epochs or lengths != {epoch}:
             raise checkpoint.DamagedError(f"its curves are not of {epoch} of {epochs} epochs")
-
-
-def make_folder(folder):
-    """Makes a folder, and raises an OSError at once if nothing can be written there."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tempfile.TemporaryFile(dir=folder).close()
 
 
 @contextlib.contextmanager
