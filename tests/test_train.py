@@ -553,6 +553,7 @@ WRONG = {
     "--model alexnet": "`model` must be one of vgg16, resnet18, resnet50, resnet8, cnn",
     "--dataset mnist": "`dataset` must be one of cifar10, cifar100, tiny_imagenet, digits",
     "--optimizer Sgd": "`optimizer` must be one of AdaBelief",
+    "--optimizer NormCorrection": "`optimizer` must be one of AdaBelief",
     "--gamma 1": "`gamma`",
     "--beta-1 1.5": "`beta_1`",
     "--corrected-moments all": "`corrected_moments`",

@@ -178,6 +178,8 @@ def optimizer_classes():
                 inspect.isclass(value)
                 and issubclass(value, keras.optimizers.Optimizer)
                 and value is not keras.optimizers.Optimizer
+                # The base classes of variants have no algorithm of their own.
+                and getattr(value, "algorithm", None) is not keras_adanorm.StepOptimizer.algorithm
                 and "learning_rate" in optimizer_arguments(value)
             ):
                 classes[name] = value
