@@ -46,7 +46,8 @@ class Options:
     seeds: Annotated[int, Setting("runs per optimizer", low=1, high=1000)] = 3
     epochs: Annotated[int, Setting("epochs of a run", low=1)] = 8
     output: Annotated[
-        pathlib.Path, Setting("the picture; the ending of its name is the format", metavar="FILE")
+        pathlib.Path,
+        Setting("the picture; the ending of its name is the format", metavar="FILE", file=True),
     ] = pathlib.Path("runs/demo.png")
 
 

@@ -34,11 +34,12 @@ class Options:
     """What is drawn, and where to."""
 
     record: Annotated[
-        tuple[pathlib.Path, ...], Setting("record.json of a run", metavar="RECORD", least=1)
+        tuple[pathlib.Path, ...],
+        Setting("record.json of a run", metavar="RECORD", least=1, file=True),
     ]
     output: Annotated[
         pathlib.Path | None,
-        Setting("the picture", metavar="FILE", unset="curves.png beside the record"),
+        Setting("the picture", metavar="FILE", unset="curves.png beside the record", file=True),
     ] = None
 
 
@@ -84,14 +85,13 @@ def _plot(arguments):
     (path, *others), output = values["record"], values["output"]
     if others:
         raise checks.refused("record", "one file", " ".join(map(str, values["record"])))
-    if path.is_dir():
-        raise checks.refused("record", "a file, not a folder", path)
     record = records.read(path)
     output = output or path.with_name("curves.png")
     from examples.study.drawing import check_picture
 
     check_picture(output)
-    draw(record, output)
+    with records.content_of(path):
+        draw(record, output)
     print(output)
     return 0
 

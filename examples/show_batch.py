@@ -30,7 +30,8 @@ class Options:
         pathlib.Path | None, Setting("folder of the data", unset="the library's own")
     ] = None
     output: Annotated[
-        pathlib.Path, Setting("the picture; the ending of its name is the format", metavar="FILE")
+        pathlib.Path,
+        Setting("the picture; the ending of its name is the format", metavar="FILE", file=True),
     ] = pathlib.Path("runs/batch.png")
 
 

@@ -49,6 +49,7 @@ class Options:
         Setting(
             "JSON that keras.optimizers.deserialize takes, in place of a name and arguments",
             metavar="FILE",
+            file=True,
         ),
     ] = None
     output_dir: Annotated[

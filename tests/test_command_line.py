@@ -118,6 +118,61 @@ def test_an_interrupt_that_was_swallowed_comes_again(capsys, monkeypatch):
     assert capsys.readouterr().err == f"{PROGRAM}: error: interrupted\n"
 
 
+IN_TEXT = """
+import os, signal, sys, time
+from examples.training import command_line
+
+def action():
+    exec("os.kill(os.getpid(), signal.SIGINT); time.sleep(30)")
+
+sys.exit(command_line.run("python -m examples.some", action))
+"""
+
+
+def test_an_interrupt_inside_of_a_text_that_is_executed_ends_with_the_status(tmp_path, monkeypatch):
+    """`dataclasses` and `namedtuple` execute texts, so that most imports do."""
+    (tmp_path / "some_program.py").write_text(IN_TEXT)
+    monkeypatch.syspath_prepend(tmp_path)
+    process = child.start(["-m", "some_program"])
+    _, error = process.communicate(timeout=60)
+    assert (process.returncode, error) == (130, f"{PROGRAM}: error: interrupted\n")
+
+
+WHILE_IMPORTING = """
+import os, signal, sys, time
+sys.argv[:] = ["-m"]  # so it is until the program itself has been found
+sys.orig_argv[1:] = ["-m", "{package}.some"]
+import {package}
+os.kill(os.getpid(), signal.SIGINT)
+time.sleep(30)
+"""
+
+
+@pytest.mark.parametrize("package", ["examples", "tuning"])
+def test_an_interrupt_before_a_program_is_imported_is_told(package):
+    process = child.start(["-c", WHILE_IMPORTING.format(package=package)])
+    _, error = process.communicate(timeout=60)
+    assert (process.returncode, error) == (130, f"python -m {package}.some: error: interrupted\n")
+
+
+def test_who_imports_the_packages_keeps_the_handler():
+    code = "import signal; b = signal.getsignal(2); import examples, tuning"
+    assert child.output(child.start(["-c", f"{code}; print(signal.getsignal(2) is b)"])) == "True\n"
+
+
+@pytest.mark.parametrize("printed", ["\\udcff", "\\xe9"])
+def test_what_the_terminal_cannot_show_is_no_error(printed):
+    action = f"lambda: print('{printed}') or 0"
+    code = f"from examples.training import command_line; command_line.run('some', {action})"
+    said = child.output(child.start(["-c", code], PYTHONIOENCODING="ascii"))
+    assert said == f"{printed}\n"
+
+
+def test_a_program_without_an_output_runs(monkeypatch):
+    monkeypatch.setattr("sys.stdout", None)
+    assert command_line.run(PROGRAM, lambda: print("told") or 0) == 0
+
+
 def test_a_request_to_end_is_obeyed(capsys):
     def action():
         os.kill(os.getpid(), signal.SIGTERM)

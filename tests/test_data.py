@@ -361,7 +361,10 @@ def test_show_batch_draws_the_batch(tmp_path, capsys):
         ("--batch-size 1200", "Argument `batch_size` must be an integer from 1 to 256"),
         ("--dataset digits --image-size 9999999", "`image_size` must be an integer from 1 to 4096"),
         ("--dataset mnist", "Argument `dataset` must be one of cifar10"),
-        ("--dataset tiny_imagenet --data-dir /nowhere", "`data_dir` must be an existing folder"),
+        (
+            "--dataset tiny_imagenet --data-dir /dev/null/nowhere",
+            "`data_dir` must be an existing folder",
+        ),
         ("--epoch -1", "Argument `epoch` must be an integer of at least 0"),
         ("--out batch.png", "there is no option --out batch.png"),
     ],

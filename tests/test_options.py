@@ -21,6 +21,8 @@ class Options:
     share: Annotated[float, Setting("how much", low=0, high=1)] = 0.5
     bold: Annotated[bool, Setting("whether it dares")] = True
     folder: Annotated[pathlib.Path | None, Setting("where")] = None
+    picture: Annotated[pathlib.Path | None, Setting("what of", file=True)] = None
+    name: Annotated[str | None, Setting("its name", folder_name=True)] = None
     ends: Annotated[tuple[float, ...] | None, Setting("from, to", above=0, count=2)] = None
 
 
@@ -38,6 +40,8 @@ def test_values_have_the_type_of_their_field():
         "share": 0.5,
         "bold": True,
         "folder": None,
+        "picture": None,
+        "name": None,
         "ends": None,
     }
     found = read("a", "b", "--count=3", "--rate", "1e-3", "--no-bold", "--ends", "1", "2.5")
@@ -68,6 +72,16 @@ def test_the_home_folder_is_expanded(form, monkeypatch):
         ("--share 1.5", "Argument `share` must be a number from 0 to 1. Received: share=1.5"),
         ("--ends 1", "Missing value for argument '--ends'."),
         ("--ends 1 -2", "Argument `ends` must be a number above 0. Received: ends=-2.0"),
+        ("--folder=", "`folder` must be a valid path. Received: folder=''"),
+        ("--folder=a\0b", "`folder` must be a valid path. Received: folder=a"),
+        ("--picture .", "`picture` must be a file, not a folder or a device. Received: picture=."),
+        ("--picture /dev/null", "`picture` must be a file, not a folder or a device."),
+        ("--name=", "Argument `name` must be the name of a folder. Received: name=''"),
+        ("--name a/b", "Argument `name` must be the name of a folder. Received: name='a/b'"),
+        ("--name ..", "Argument `name` must be the name of a folder. Received: name='..'"),
+        ("--name=a\0b", "Argument `name` must be the name of a folder. Received: name='a"),
+        (f"--name {'x' * 999}", f"must be the name of a folder. Received: name='{'x' * 499}..."),
+        (f"--name {'x' * 256}", "must be the name of a folder. Received: name='xxx"),
         ("--cou 3", "there is no option --cou 3: see --help"),
         ("--bold yes", "Argument `parts` must be one of a, b. Received: parts='yes'"),
     ],

@@ -43,7 +43,13 @@ def test_an_epoch_of_which_nothing_was_observed_is_a_gap(record, capsys):
     [
         (lambda r: r["settings"].pop("model"), "`settings.model` is missing"),
         (lambda r: r.pop("settings"), "`settings` is missing"),
-        (lambda r: r["test"].pop("accuracy"), "`test.accuracy` is None"),
+        (lambda r: r["test"].pop("accuracy"), "`test.accuracy` is missing"),
+        (lambda r: r["test"].update(accuracy=float("nan")), "`test.accuracy` is nan"),
+        (lambda r: r["device"].update(gpus=[1]), "`device.gpus` is [1]"),
+        (lambda r: r.update(validation={}), "`validation.accuracy` is missing"),
+        (lambda r: r["epochs"]["loss"].pop(), "the curve `loss` does not have"),
+        (lambda r: r["epochs"]["loss"].__setitem__(0, {}), "the curve `loss` has a value that"),
+        (lambda r: r.update(schema=2), "has schema 2, this program reads 1"),
     ],
 )
 def test_what_is_no_record_is_named(damage, complaint, record, capsys):
@@ -60,7 +66,8 @@ def test_wrong_options_are_refused_on_one_line(record, capsys):
     for arguments, complaint in {
         f"{record} --output curves.xyz": "`output` must be a file that ends in one of",
         f"{record.parent}": "`record` must be a file, not a folder",
-        "": "`record` must be a valid path, at least 1. Received none",
+        "": "`record` must be a file, not a folder or a device, at least 1. Received none",
+        "/dev/null": "`record` must be a file, not a folder or a device. Received: record=/dev/n",
     }.items():
         assert_refused(plot_run.main, arguments.split(), capsys, NAME, complaint)
     assert plot_run.main([f"{record.parent}/none.json"]) == 1

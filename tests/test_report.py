@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from examples.benchmarks import step_time_tables
+from examples.benchmarks import accelerator_table, step_time_tables
 from examples.study import experiments, figures, paper, report, simulation
 from examples.study.experiments import SCALES, TABLES
 from examples.training.errors import RecordError
@@ -459,12 +459,53 @@ def test_a_record_of_times_that_is_not_whole_is_named(damage, tmp_path, monkeypa
     path.write_text(json.dumps(record))
     monkeypatch.setattr(step_time_tables, "RECORDS", tmp_path)
     monkeypatch.setattr(report, "ROOT", tmp_path)
-    with pytest.raises(RecordError, match=f"{path} is not whole"):
+    with pytest.raises(RecordError, match=f"{path} is damaged or of another program"):
         report.Report(tmp_path).step_time_table()
+
+
+NO_RECORDS = [
+    b"",
+    b"[1, 2]",
+    b"null",
+    b"{}",
+    b"\xff\xfe",
+    b"[" * 100_000,
+    b'{"results": {"S1": 3}}',
+]
+
+
+@pytest.mark.parametrize("content", NO_RECORDS)
+@pytest.mark.parametrize("name", ["figure1", "regret"])
+def test_a_simulation_that_is_damaged_is_named(name, content, tmp_path, capsys):
+    path = simulation.path(tmp_path, name)
+    path.parent.mkdir()
+    path.write_bytes(content)
+    assert report.main(["--folder", str(tmp_path), "--scale", "smoke"]) == 1
+    error = capsys.readouterr().err
+    assert f"{path} is damaged or of another program: " in error and error.count("\n") == 1
+    assert "Delete it to compute it again." in error
+
+
+@pytest.mark.parametrize("content", NO_RECORDS)
+def test_a_record_of_counts_that_is_damaged_is_named(content, tmp_path, monkeypatch):
+    path = tmp_path / "h100.json"
+    path.write_bytes(content)
+    monkeypatch.setattr(accelerator_table, "RECORDS", tmp_path)
+    with pytest.raises(RecordError, match=f"{path} is damaged or of another program"):
+        accelerator_table.tables()
+
+
+def test_a_document_that_is_no_text_is_named_and_left_alone(tmp_path, capsys):
+    path = tmp_path / "README.md"
+    path.write_bytes(b"\xff\xfe")
+    assert report.main(["--folder", str(tmp_path), "--scale", "smoke"]) == 1
+    assert str(path) in capsys.readouterr().err
+    assert path.read_bytes() == b"\xff\xfe"
 
 
 def test_wrong_options_are_refused_on_one_line(capsys):
     for arguments, complaint in {
+        "--folder=": "Argument `folder` must be a valid path. Received: folder=",
         "--scale paper": "Argument `scale` must be one of desk, smoke. Received: scale='paper'",
         "--chek": "there is no option --chek",
     }.items():

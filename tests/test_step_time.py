@@ -95,6 +95,7 @@ def test_a_stopped_measurement_leaves_the_record_alone(tmp_path, monkeypatch, ca
         ("--models alexnet", "Argument `models` must be one of vgg16"),
         ("--modes jit", "`modes` must be of eager, graph, xla, with the backend tensorflow"),
         ("--skip all", "Argument `skip` must be one of fit, scaling, memory"),
+        ("--output odd.json", "odd.json is damaged or of another program"),
         ("--output .", "Argument `output` must be a file, not a folder"),
         ("--output foreign.json", "`output` must be a record of python -m examples.benchmarks"),
         ("--output broken.json", "broken.json is not a record"),
@@ -104,8 +105,20 @@ def test_wrong_options_are_refused_on_one_line(arguments, complaint, tmp_path, m
     monkeypatch.chdir(tmp_path)
     (tmp_path / "foreign.json").write_text('{"kind": "other"}')
     (tmp_path / "broken.json").write_text("{")
+    (tmp_path / "odd.json").write_text('{"kind": "step_time", "updates": [1]}')
     name = "examples.benchmarks.step_time"
     assert_refused(step_time.main, arguments.split(), capsys, name, complaint)
+
+
+def test_a_place_that_takes_no_record_is_told_before_anything_is_measured(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(updates, "measure", lambda *arguments: pytest.fail("measured"))
+    (tmp_path / "file").touch()
+    path = tmp_path / "file" / "one.json"
+    assert step_time.main(["--models", "cnn", "--output", str(path)]) == 1
+    error = capsys.readouterr().err
+    assert str(tmp_path / "file") in error and error.count("\n") == 1
 
 
 def test_no_path_keeps_nothing():
@@ -156,3 +169,36 @@ def test_memory_growth_and_fit():
     assert "Fitted (graph): AdamNorm 1.50 ns a parameter and 20 µs a variable." in told
     assert "28.0 GB/s: 1.00 ns" in told
     assert "1,000 parameters and batches of 4: AdamNorm takes 0.90 (0.80 to 1.00)" in told
+
+
+LOOP = "AdamNorm, a plain loop"
+
+
+def test_plain_loops_are_told_where_they_were_measured():
+    measured = rows(1.0, 9.0) | {LOOP: row(4.0, 1.0)}
+    measured["AdamNorm"]["ratio_to_plain_loop"] = ratio(0.25)
+    record = RECORD | {"updates": {"vgg16": {"eager": measured}}}
+    told = step_time_tables.tables(record, "one.json")
+    assert f"| {LOOP} | 0.40 (0.30 to 0.50) |" in told
+    assert "Beside a plain loop over the variables, written in torch:" in told
+    assert "| AdamNorm | 0.25 (0.15 to 0.35) |" in told
+    assert "plain loop" not in step_time_tables.tables(RECORD, "one.json")
+
+
+def test_the_ratio_to_a_plain_loop_is_of_the_same_round(monkeypatch):
+    times = {"Adam": 1.0, "AdamNorm": 1.0, LOOP: 4.0}
+
+    class Candidate:
+        seconds_to_first_update = 0.0
+
+        def __init__(self, make, *rest):
+            self._time, self._runs = make, 0
+
+        def run(self, number):
+            self._runs += 1
+            return self._time * self._runs * number
+
+    monkeypatch.setattr(updates, "Candidate", Candidate)
+    measured = updates.measure(times, [(2, 2)], "eager", 3, 1e-9)
+    assert measured["AdamNorm"]["ratio_to_plain_loop"]["lower_quartile"] == 0.25
+    assert [name for name, row in measured.items() if "ratio_to_plain_loop" in row] == ["AdamNorm"]

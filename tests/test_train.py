@@ -3,6 +3,7 @@
 import contextlib
 import csv
 import dataclasses
+import errno
 import io
 import itertools
 import json
@@ -244,10 +245,19 @@ def renamed(path, content, epoch):
 
 def rewritten(content, change):
     """The bytes of a checkpoint after a change of what it says of its run."""
+
+    def changed(text):
+        state = json.loads(text)
+        return json.dumps(change(state) or state)
+
+    return with_member(content, "run.json", changed)
+
+
+def with_member(content, name, change):
+    """The bytes of a checkpoint after a change of the bytes of one member."""
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         members = {name: archive.read(name) for name in archive.namelist()}
-    state = json.loads(members["run.json"])
-    members["run.json"] = json.dumps(change(state) or state).encode()
+    members[name] = change(members.get(name))
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name, member in members.items():
@@ -283,6 +293,15 @@ DAMAGES = {
         path, rewritten(whole, lambda state: state["run"].pop("curves") and None), 2
     ),
     "a list": lambda path, whole: renamed(path, rewritten(whole, lambda state: [state]), 2),
+    "curves of text": lambda path, whole: renamed(
+        path, rewritten(whole, lambda state: state["run"]["curves"].update(loss=["a", "b"])), 2
+    ),
+    "a curve missing": lambda path, whole: renamed(
+        path, rewritten(whole, lambda state: state["run"]["curves"].pop("loss") and None), 2
+    ),
+    "empty arrays": lambda path, whole: renamed(
+        path, with_member(whole, "run.npz", lambda member: b""), 2
+    ),
     "short curves": lambda path, whole: renamed(
         path, rewritten(whole, lambda state: state["run"]["curves"]["loss"].pop() and None), 2
     ),
@@ -301,6 +320,60 @@ def test_of_a_damaged_checkpoint_the_one_before_is_taken(damage, broken, capsys)
     told = capsys.readouterr().out
     assert told.count(" is damaged: ") == 1
     assert "Going on after epoch 1 of 3" in told
+
+
+@pytest.mark.parametrize("content", [b"", b"no weights"])
+def test_of_a_checkpoint_without_weights_the_one_before_is_taken(content, broken, capsys):
+    settings, first, second = broken
+    whole = second.read_bytes()
+    path = renamed(second, with_member(whole, "model.weights.h5", lambda member: content), 2)
+    record = run.train(settings, first.parents[1], verbose=0)
+    assert len(record["epochs"]["loss"]) == 3
+    told = capsys.readouterr().out
+    assert told.count(f"The checkpoint {path} does not fit the model: ") == 1
+    assert "Going on after epoch 1 of 3" in told
+
+
+def test_a_checkpoint_that_cannot_be_read_is_not_passed_over(broken, monkeypatch):
+    settings, first, second = broken
+
+    def load(self, path):
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    monkeypatch.setattr(keras.Model, "load_weights", load)
+    with pytest.raises(RunError, match="Input/output error") as caught:
+        run.train(settings, first.parents[1], verbose=0)
+    assert str(second) in str(caught.value)
+    assert first.exists() and second.exists()
+
+
+@pytest.mark.parametrize("damage", ["missing", "other", "short", "text"])
+def test_norms_of_all_steps_that_are_damaged_are_noticed(damage, tmp_path, capsys):
+    settings = tiny(monitor="step", epochs=3)
+    interrupt(settings, tmp_path, epoch=2)
+    path = checkpoint.list_all(tmp_path / "checkpoints")[-1][1]
+
+    def change(member):
+        with np.load(io.BytesIO(member)) as saved:
+            arrays = dict(saved)
+        if damage == "missing":
+            arrays.pop("iterations")
+        elif damage == "other":
+            arrays = {"other": np.ones(3)}
+        elif damage == "short":
+            arrays["iterations"] = arrays["iterations"][1:]
+        else:
+            arrays["gradient_norms"] = np.full(arrays["gradient_norms"].shape, "x")
+        buffer = io.BytesIO()
+        np.savez(buffer, **arrays)
+        return buffer.getvalue()
+
+    renamed(path, with_member(path.read_bytes(), "run.npz", change), 2)
+    run.train(settings, tmp_path, verbose=0)
+    told = capsys.readouterr().out
+    assert "is damaged: it lacks the norms of all steps" in told
+    with np.load(tmp_path / "gradient_norms.npz") as saved:
+        assert saved["iterations"].tolist() == list(range(1, 10))
 
 
 def test_without_a_sound_checkpoint_the_run_starts_anew(broken, capsys):
@@ -413,6 +486,13 @@ def test_weights_that_are_no_numbers_are_not_saved(tmp_path):
     assert not checkpoint.list_all(tmp_path / "checkpoints")
 
 
+def test_a_folder_where_a_file_belongs_is_named(tmp_path, capsys):
+    (tmp_path / "record.json").mkdir()
+    assert train.main(options(output_dir=tmp_path)) == 1
+    error = capsys.readouterr().err
+    assert f"Is a directory ({tmp_path / 'record.json'})" in error and error.count("\n") == 1
+
+
 def test_folder_that_cannot_be_written_is_reported_before_training(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert train.main(options(output_dir=tmp_path / "file" / "run")) == 1
@@ -473,6 +553,7 @@ WRONG = {
     "--model alexnet": "`model` must be one of vgg16, resnet18, resnet50, resnet8, cnn",
     "--dataset mnist": "`dataset` must be one of cifar10, cifar100, tiny_imagenet, digits",
     "--optimizer Sgd": "`optimizer` must be one of AdaBelief",
+    "--optimizer NormCorrection": "`optimizer` must be one of AdaBelief",
     "--gamma 1": "`gamma`",
     "--beta-1 1.5": "`beta_1`",
     "--corrected-moments all": "`corrected_moments`",
@@ -499,7 +580,11 @@ WRONG = {
     "--optimizer-config config.json --optimizer Adam": "--optimizer cannot be given beside",
     "--optimizer-config unknown.json": "Nonsense",
     "--optimizer-config list.json": "`class_name`",
-    "--dataset tiny_imagenet --data-dir /nowhere": "/nowhere",
+    "--optimizer-config .": "`optimizer_config` must be a file, not a folder",
+    "--optimizer-config layer.json": "Keras cannot take the optimizer's config: it makes no opt",
+    "--optimizer-config text.json": "Keras cannot take the optimizer's config: ",
+    "--output-dir=": "`output_dir` must be a valid path. Received: output_dir=",
+    "--dataset tiny_imagenet --data-dir /dev/null/nowhere": "/dev/null/nowhere",
     "--model vgg16": "vgg16",
     "--distribute --batch-size 0": "`batch_size`",
 }
@@ -512,6 +597,9 @@ def test_wrong_input_is_one_line_before_training(wrong, tmp_path, monkeypatch, c
     pathlib.Path("config.json").write_text(json.dumps(config))
     config["config"]["gradient_accumulation_steps"] = 2
     pathlib.Path("accumulates.json").write_text(json.dumps(config))
+    config["config"] |= {"gradient_accumulation_steps": None, "clipnorm": "strong"}
+    pathlib.Path("text.json").write_text(json.dumps(config))
+    pathlib.Path("layer.json").write_text('{"class_name": "Dense", "config": {"units": 3}}')
     for name, depth in (("deep", 500), ("deeper", 100_000)):
         text = f'{{"class_name": "SGD", "config": {{"name": {"[" * depth}{"]" * depth}}}}}'
         pathlib.Path(f"{name}.json").write_text(text)
@@ -696,7 +784,7 @@ def test_checkpoint_restores_the_state_of_random_layers(tmp_path):
     checkpoint.save(tmp_path, model, 2, {"a": 1}, {"b": np.arange(3)})
     again = build()
     again.optimizer.build(again.trainable_variables)
-    epoch, saved, arrays = checkpoint.load(tmp_path, again, lambda epoch, saved: None)
+    epoch, saved, arrays = checkpoint.load(tmp_path, again, lambda epoch, saved, arrays: None)
     assert (epoch, saved, arrays["b"].tolist()) == (2, {"a": 1}, [0, 1, 2])
     for one, other in zip(model.variables, again.variables, strict=True):
         assert np.array_equal(one, other)
@@ -727,7 +815,7 @@ def test_records_are_whole_or_refused(finished, tmp_path):
         (record | {"seconds": "many"}, "`seconds` is 'many'"),
         (record | {"schema": 99}, "schema 99"),
         (record | {"epochs": {"loss": [1.0]}}, "`loss` does not have 3 values"),
-        (record | {"test": {"accuracy": 70.0}}, "`test.accuracy` is 70.0"),
+        (record | {"test": {"accuracy": 70.0, "loss": 1.0}}, "`test.accuracy` is 70.0"),
         ([record], "an object is expected"),
     ]:
         with pytest.raises(records.RecordError, match=message):

@@ -577,6 +577,29 @@ def test_tables_of_collected_records(fake, tmp_path):
     assert rendered.count("| AdamNorm | ") == 1 + 3
 
 
+@pytest.mark.parametrize("content", [b"{}", b"[]", b"\xff", b'{"settings": {}, "optimizers": [1]}'])
+def test_a_comparison_that_is_damaged_is_named(content, tmp_path, monkeypatch, capsys):
+    path = tmp_path / "results" / "one" / compare.RECORD
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content)
+    (tmp_path / "README.md").write_text("<!-- comparison: one -->\n<!-- end -->\n")
+    monkeypatch.setattr(tables, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr(tables, "README", tmp_path / "README.md")
+    for arguments in ([], ["--collect", str(path.parent)]):
+        assert tables.main(arguments) == 1
+        error = capsys.readouterr().err
+        assert str(path) in error and error.count("\n") == 1
+    assert (tmp_path / "README.md").read_text() == "<!-- comparison: one -->\n<!-- end -->\n"
+
+
+def test_a_comparison_puts_nothing_outside_of_the_results(tmp_path, capsys):
+    settings = {"dataset": "digits", "model": "cnn"}
+    sides = {"Adam": {"search": "a"}, "../AdamNorm": {"search": "b"}}
+    (tmp_path / compare.RECORD).write_text(json.dumps({"settings": settings, "optimizers": sides}))
+    assert tables.main(["--collect", str(tmp_path)]) == 1
+    assert "'../AdamNorm' is no name" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("optimizer", ["AdamNorm", "Adam"])
 def test_picture_shows_every_trial(optimizer, fake, tmp_path, monkeypatch):
     from matplotlib.axes import Axes

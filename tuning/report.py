@@ -221,11 +221,13 @@ class Options:
 
     record: Annotated[
         tuple[pathlib.Path, ...],
-        Setting("trials.json of a search", metavar="RECORD", least=1),
+        Setting("trials.json of a search", metavar="RECORD", least=1, file=True),
     ]
     output: Annotated[
         pathlib.Path | None,
-        Setting("the PNG to write", metavar="FILE", unset=f"{PICTURE} beside the record"),
+        Setting(
+            "the PNG to write", metavar="FILE", unset=f"{PICTURE} beside the record", file=True
+        ),
     ] = None
 
 
@@ -251,12 +253,10 @@ def main(arguments=None):
 def _draw_file(record, picture):
     document = read_json(record)
     try:
-        draw(document, picture)
+        with records.content_of(record):
+            draw(document, picture)
     except OSError as error:
         raise SearchError(f"{picture} cannot be written: {error.strerror}") from error
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise SearchError(f"{record} is not a record of a search ({reason})") from error
 
 
 if __name__ == "__main__":

@@ -155,7 +155,7 @@ def search(
     role = chief.role()
     if role == "chief":
         chief.check_address()
-    if project_name is not None and not _names_a_folder(project_name):
+    if project_name is not None and not checks.names_a_folder(project_name):
         raise checks.refused("project_name", "the name of a folder", project_name)
     try:
         machine = trial_process.describe(plan.settings, data_dir)
@@ -173,10 +173,6 @@ def search(
             return folder, _search(trials, identity, machine, role, worker_timeout, on_trial)
         except (OSError, records.RecordError) as error:
             raise project.SearchError(f"Cannot go on: {error}") from error
-
-
-def _names_a_folder(name):
-    return name not in ("", ".", "..") and pathlib.PurePath(name).name == name
 
 
 def _search(trials, identity, machine, role, worker_timeout, on_trial):
@@ -285,7 +281,11 @@ class Options:
     )
     project_name: Annotated[
         str | None,
-        Setting("the search's folder in --directory", unset="a name made of the options"),
+        Setting(
+            "the search's folder in --directory",
+            unset="a name made of the options",
+            folder_name=True,
+        ),
     ] = None
     data_dir: Annotated[
         pathlib.Path | None, Setting("folder of the data", unset="the library's own")

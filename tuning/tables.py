@@ -18,7 +18,7 @@ import sys
 from typing import Annotated
 
 from examples.study import markdown
-from examples.training import command_line, options
+from examples.training import checks, command_line, options, records
 from examples.training.checks import Setting
 from tuning import compare, memory, report
 from tuning.project import SearchError, read_json
@@ -34,41 +34,55 @@ BEST_TRIALS = 5
 def collect(folder, results=None):
     """Copies a comparison's records and those of its searches, without the models."""
     folder = pathlib.Path(folder)
-    comparison = read_json(folder / compare.RECORD)
-    settings = comparison["settings"]
-    variant = list(comparison["optimizers"])[-1]
-    target = (results or RESULTS) / f"{settings['dataset']}-{settings['model']}-{variant}"
-    for optimizer, side in comparison["optimizers"].items():
+    record = folder / compare.RECORD
+    comparison = read_json(record)
+    with records.content_of(record):
+        settings = comparison["settings"]
+        searches = {name: side["search"] for name, side in comparison["optimizers"].items()}
+        _, variant = searches
+        parts = [settings["dataset"], settings["model"], variant]
+        for name in (*parts, *searches, *searches.values()):
+            if not checks.names_a_folder(name):
+                raise ValueError(f"{name!r} is no name")
+    target = (results or RESULTS) / "-".join(parts)
+    for optimizer, search in searches.items():
         (target / optimizer).mkdir(parents=True, exist_ok=True)
         for name in KEPT:
-            shutil.copyfile(folder.parent / side["search"] / name, target / optimizer / name)
-    shutil.copyfile(folder / compare.RECORD, target / compare.RECORD)
+            shutil.copyfile(folder.parent / search / name, target / optimizer / name)
+    shutil.copyfile(record, target / compare.RECORD)
     return target
 
 
 def comparison_table(folder):
     """What the comparison gave, and what it was of."""
-    comparison = read_json(folder / compare.RECORD)
-    settings, data = comparison["settings"], comparison["data"]
-    width = f" of width {settings['width']}" if settings["width"] else ""
-    return (
-        f"{settings['model']}{width} on {data['name']}: "
-        f"{data['train_examples']:,} training, {data['validation_examples']:,} validation and "
-        f"{data['test_examples']:,} test images, {settings['epochs']} epochs, accuracies in %, "
-        f"{len(comparison['seeds'])} fresh seeds\n\n" + _markdown(compare.rows(comparison))
-    )
+    record = folder / compare.RECORD
+    comparison = read_json(record)
+    with records.content_of(record):
+        settings, data = comparison["settings"], comparison["data"]
+        width = f" of width {settings['width']}" if settings["width"] else ""
+        return (
+            f"{settings['model']}{width} on {data['name']}: "
+            f"{data['train_examples']:,} training, {data['validation_examples']:,} validation and "
+            f"{data['test_examples']:,} test images, {settings['epochs']} epochs, accuracies in %, "
+            f"{len(comparison['seeds'])} fresh seeds\n\n" + _markdown(compare.rows(comparison))
+        )
 
 
 def trials_table(folder):
     """The best trials of both searches."""
     lines = [("optimizer", "trial", "setting", "validation accuracy, %")]
     comparison = read_json(folder / compare.RECORD)
-    for optimizer in comparison["optimizers"]:
-        record = read_json(folder / optimizer / "trials.json")
-        best = report.ranked(record["trials"], record["search"]["objective"])
-        for row in best[:BEST_TRIALS]:
-            accuracy = f"{100 * row['last_epoch_val_accuracy']:.2f}"
-            lines.append((optimizer, row["trial"], report.describe(row["arguments"]), accuracy))
+    with records.content_of(folder / compare.RECORD):
+        optimizers = list(comparison["optimizers"])
+    for optimizer in optimizers:
+        path = folder / optimizer / "trials.json"
+        record = read_json(path)
+        with records.content_of(path):
+            best = report.ranked(record["trials"], record["search"]["objective"])
+            for row in best[:BEST_TRIALS]:
+                accuracy = f"{100 * row['last_epoch_val_accuracy']:.2f}"
+                told = report.describe(row["arguments"])
+                lines.append((optimizer, str(row["trial"]), told, accuracy))
     return _markdown(lines)
 
 
@@ -110,12 +124,14 @@ def main(arguments=None):
         values = options.read(PROGRAM, __doc__, {"tables": options.group(Options)}, arguments)
         if values["collect"] is not None:
             print(collect(values["collect"]))
-        text = README.read_text(encoding="utf-8")
+        with records.content_of(README):
+            text = README.read_text(encoding="utf-8")
         rendered = render(text)
         if not values["check"]:
-            README.write_text(rendered, encoding="utf-8")
+            with records.replacing(README) as temporary:
+                temporary.write_text(rendered, encoding="utf-8")
         elif rendered != text:
-            raise SearchError("a table is not what the records give; run python -m tuning.tables")
+            raise SearchError(f"{README}: a table is not what the records give; run {PROGRAM}")
         return 0
 
     return command_line.run(PROGRAM, action)

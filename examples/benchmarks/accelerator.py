@@ -30,9 +30,10 @@ RESULTS = pathlib.Path(__file__).parent / "results" / "accelerator"
 TARGETS = {"h100": "gpu", "v5e": "tpu"}
 MODELS = {"vgg16": (32, 10), "resnet50": (64, 100)}
 _PAIRS = pairs.read()
-OPTIMIZERS = tuple(
-    name for name in dict.fromkeys((*_PAIRS, *_PAIRS.values())) if name != "Adam"
-) + ("AdaNorm(SGD)", "AdaNorm(Adam)")
+WRAPPERS = ("AdaNorm(SGD)", "AdaNorm(Adam)")
+OPTIMIZERS = (
+    tuple(name for name in dict.fromkeys((*_PAIRS, *_PAIRS.values())) if name != "Adam") + WRAPPERS
+)
 
 # NVIDIA's numbers of an H100 with 80 GB, in the words of XLA.
 _H100 = """

@@ -31,7 +31,8 @@ class Options:
     batch_size: Annotated[int, Setting("images in a batch", low=1)] = 64
     rounds: Annotated[int, Setting("epochs of each that are timed", low=1, high=10_000)] = 7
     output: Annotated[
-        pathlib.Path | None, Setting("JSON record to write", metavar="FILE", unset="none")
+        pathlib.Path | None,
+        Setting("JSON record to write", metavar="FILE", unset="none", file=True),
     ] = None
 
     def __post_init__(self):
@@ -131,9 +132,7 @@ def _measure(arguments):
         **options.read(PROGRAM, __doc__, {"measurement": options.group(Options)}, arguments)
     )
     if chosen.output is not None:
-        if chosen.output.is_dir():
-            raise checks.refused("output", "a file, not a folder", chosen.output)
-        chosen.output.parent.mkdir(parents=True, exist_ok=True)
+        records.make_folder(chosen.output.parent)
     try:
         result = measure(chosen)
     except MemoryError:

@@ -21,6 +21,7 @@ def tables(record, path):
         f"{record['device']['backend']} on {device(record)}; medians of {record['rounds']} rounds "
         f"with quartiles; {path}",
         _updates(record["updates"]),
+        _beside_loops(record["updates"]),
         *(_compilation(model, modes["graph"]) for model, modes in _with_graph(record)),
         _fit(record),
         _memory(record),
@@ -64,6 +65,21 @@ def _updates(updates):
         cell = _milliseconds if name == "Adam" else _ratio
         rows.append([name, *(cell(updates[model][mode][name]) for model, mode in columns)])
     return table(rows)
+
+
+def _beside_loops(updates):
+    """The ratios to plain loops, where they were measured."""
+    columns = [(model, mode) for model, modes in updates.items() for mode in _modes(modes)]
+    key = "ratio_to_plain_loop"
+    first_model, first_mode = columns[0]
+    names = [name for name, row in updates[first_model][first_mode].items() if key in row]
+    if not names:
+        return None
+    rows = [["", *(f"{model}, {mode}" for model, mode in columns)]]
+    for name in names:
+        cells = (updates[model][mode][name][key] for model, mode in columns)
+        rows.append([name, *(_quartiles(ratio) for ratio in cells)])
+    return f"Beside a plain loop over the variables, written in torch:\n\n{table(rows)}"
 
 
 def _modes(modes):
@@ -147,6 +163,9 @@ def _milliseconds(row, digits=1):
 
 
 def _ratio(row):
-    ratio = row["ratio_to_adam"]
+    return _quartiles(row["ratio_to_adam"])
+
+
+def _quartiles(ratio):
     quartiles = f"{ratio['lower_quartile']:.2f} to {ratio['upper_quartile']:.2f}"
     return f"{ratio['median']:.2f} ({quartiles})"

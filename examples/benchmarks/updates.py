@@ -12,10 +12,29 @@ import time
 import keras
 import numpy as np
 
+from examples.benchmarks import accelerator
 from examples.training import models
 from keras_adanorm import registry
 
-OPTIMIZERS = {"Adam": keras.optimizers.Adam, **registry.OPTIMIZERS}
+OPTIMIZERS = {
+    "Adam": keras.optimizers.Adam,
+    **registry.OPTIMIZERS,
+    **{name: functools.partial(accelerator.make_optimizer, name) for name in accelerator.WRAPPERS},
+}
+
+
+def with_plain_loops(makers):
+    """Optimizers by name, on torch with a plain loop more for each Norm variant."""
+    if keras.backend.backend() != "torch":
+        return makers
+    from examples.benchmarks.plain_loops import LOOPS
+
+    return {**makers, **{loop_of(name): loop for name, loop in LOOPS.items()}}
+
+
+def loop_of(name):
+    """The name of the row of a plain loop that does the same as an optimizer."""
+    return f"{name}, a plain loop"
 
 
 def model_shapes(name):
@@ -156,6 +175,9 @@ def measure(makers, shapes, mode, rounds, seconds_per_round):
             "ratio_to_adam": _quartiles(ratios),
             "seconds_to_first_update": candidate.seconds_to_first_update,
         }
+        if loop_of(name) in seconds:
+            ratios = np.array(seconds[name]) / np.array(seconds[loop_of(name)])
+            rows[name]["ratio_to_plain_loop"] = _quartiles(ratios)
     del candidates, gradients
     gc.collect()
     return rows

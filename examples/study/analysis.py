@@ -91,7 +91,8 @@ class ArmResults:
     @property
     def fired(self):
         """The mean share of corrections that fired, or `None` where nobody looked."""
-        seen = [r["corrections"]["corrections_fired"] for r in self.done if r["corrections"]]
+        fired = [(record["corrections"] or {}).get("corrections_fired") for record in self.done]
+        seen = [share for share in fired if share is not None]
         return statistics.mean(seen) if seen else None
 
     def epochs_to(self, target):

@@ -1,10 +1,8 @@
 """How the pictures of the examples look, and the lines that they share."""
 
-import os
-
 import numpy as np
 
-from examples.training import checks
+from examples.training import checks, records
 
 PLAIN, VARIANT, INK, QUIET = "#8b95a5", "#c8334a", "#22252b", "#6b7078"
 STYLE = {
@@ -33,7 +31,7 @@ def check_picture(path):
     """Raises an error if a picture could not be written there, before anything is done for it.
 
     Raises:
-        UsageError: If matplotlib knows no format of that name, or there is a folder.
+        UsageError: If matplotlib knows no format of that name.
         OSError: If the file cannot be made.
     """
     from matplotlib.figure import Figure
@@ -41,13 +39,9 @@ def check_picture(path):
     formats = sorted(Figure().canvas.get_supported_filetypes())
     if path.suffix.lower().removeprefix(".") not in formats:
         raise checks.refused("output", f"a file that ends in one of .{', .'.join(formats)}", path)
-    if path.is_dir():
-        raise checks.refused("output", "a file, not a folder", path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    existed = path.exists()
-    path.open("ab").close()
-    if not existed:
-        os.unlink(path)
+    records.make_folder(path.parent)
+    if path.exists():
+        path.open("ab").close()
 
 
 def epochs_on(axis):

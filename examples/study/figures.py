@@ -6,6 +6,7 @@ from matplotlib.figure import Figure
 
 from examples.study import experiments
 from examples.study.drawing import INK, PLAIN, QUIET, STYLE, VARIANT, epochs_on, mean_and_range
+from examples.training import records
 
 _NOTE = {"color": QUIET, "size": 7}
 COLORS = {"Adam": PLAIN, "AdamNorm": VARIANT}
@@ -17,7 +18,8 @@ STREAMS = {"quadratics": "random quadratics", "cycle": "3w, -w, -w, 3w, ..."}
 def write(figure, path):
     """Draws a `Figure` into a PNG file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=100)
+    with records.replacing(path) as temporary:
+        figure.savefig(temporary, dpi=100)
 
 
 def _styled(draw):

@@ -37,10 +37,9 @@ from examples.study import (
 )
 from examples.study.experiments import SCALES, TABLES
 from examples.study.markdown import device, table
-from examples.training import command_line, options
+from examples.training import command_line, options, records
 from examples.training.checks import Setting
 from examples.training.command_line import counted
-from examples.training.errors import RecordError
 
 PROGRAM = "python -m examples.study.report"
 ROOT = pathlib.Path(__file__).parents[2]
@@ -164,10 +163,8 @@ class Report:
         told = []
         for path in sorted(step_time_tables.RECORDS.glob("*.json")):
             record = step_time.load(path)
-            try:
+            with records.content_of(path, "Measure it again."):
                 told.append(tell(record, path.relative_to(ROOT).as_posix()))
-            except (AttributeError, IndexError, KeyError, StopIteration, TypeError) as error:
-                raise RecordError(f"{path} is not whole: {error!r}. Measure it again.") from error
         return told
 
     # The study
@@ -375,70 +372,23 @@ class Report:
         """What the two simulations gave."""
         return "\n\n".join([*self._figure1_parts(), *self._regret_parts()])
 
-    def _simulation(self, name):
+    def _simulation(self, name, tell):
+        """What a function makes of the record of a simulation, or `None` where there is none."""
         path = simulation.path(self.folder, name)
-        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+        if not path.exists():
+            return None
+        with records.content_of(path, "Delete it to compute it again."):
+            return tell(json.loads(path.read_text(encoding="utf-8")))
 
     def _figure1_parts(self):
         title = "### Figure 1: three scenarios on a curve of one parameter"
-        record = self._simulation("figure1")
-        if record is None:
-            return [title, NOT_RUN.capitalize() + "."]
-        begin, spans = record["settings"]["slope_steps"], (20, 100, record["settings"]["steps"])
-        rows = [["distance walked in the first", *(f"{span} steps" for span in spans)]]
-        for scenario, walks in record["results"].items():
-            for name, walk in walks.items():
-                lengths = [sum(walk["update"][begin : begin + span]) for span in spans]
-                rows.append([f"{scenario}, {name}", *(f"{length:.3g}" for length in lengths)])
-        return [
-            title,
-            "S1, a slope of 1 becomes one of 0.01; S2, it becomes one of 100; S3, a parabola with "
-            "its minimum 0.02 further. By the package's optimizers in float64, learning rate "
-            f"{record['settings']['learning_rate']}.",
-            table(rows),
-            "![the three scenarios](figures/figure1.png)",
-        ]
+        told = self._simulation("figure1", _figure1_parts)
+        return [title, *(told or [NOT_RUN.capitalize() + "."])]
 
     def _regret_parts(self):
         title = "### Average regret and the bound of the theorem"
-        record = self._simulation("regret")
-        if record is None:
-            return [title, NOT_RUN.capitalize() + "."]
-        rows = [
-            [
-                *("stream", "", "T", "R(T) / T", "bound / T, supplement"),
-                *("bound / T, main text", "R(T) above the bound, of the T looked at"),
-            ]
-        ]
-        for stream, curves in record["results"].items():
-            for name, curve in curves.items():
-                worst = [max(values) for values in zip(*curve["regret"], strict=True)]
-                rows.append(
-                    [
-                        stream,
-                        name,
-                        f"{curve['steps'][-1]:,}",
-                        f"{statistics.mean(values[-1] for values in curve['regret']):.3g}",
-                        f"{curve['bound'][-1]:.3g}",
-                        f"{curve['printed_bound'][-1]:.3g}" if name == "AdamNorm" else "-",
-                        _violated(curve, worst, name),
-                    ]
-                )
-        broken = any(row[-1] != "none" for row in rows[1:])
-        verdict = "No average regret is above its bound."
-        if broken:
-            verdict = (
-                "Where the last column names a T, the regret is above what the theorem allows: as "
-                "stated, it does not hold there."
-            )
-        return [
-            title,
-            "Streams, settings and the two readings of the bound: `examples/study/simulation.py`. "
-            "The cycle is the example with which Reddi et al. (ICLR 2018) showed that Adam's own "
-            f"theorem does not hold. {verdict}",
-            table(rows),
-            "![average regret](figures/regret.png)",
-        ]
+        told = self._simulation("regret", _regret_parts)
+        return [title, *(told or [NOT_RUN.capitalize() + "."])]
 
     # Figures
 
@@ -448,8 +398,8 @@ class Report:
 
         drawn = {}
         for name, draw in (("figure1", figures.figure1), ("regret", figures.regret)):
-            if (record := self._simulation(name)) is not None:
-                drawn[f"{name}.png"] = lambda draw=draw, record=record: draw(record)
+            if simulation.path(self.folder, name).exists():
+                drawn[f"{name}.png"] = lambda name=name, draw=draw: self._simulation(name, draw)
         for name, draw in self._convergence_figures().items():
             drawn[f"{name}.png"] = draw
         draws = {"figure2": figures.curves, "figure3": figures.gradient_norms}
@@ -468,6 +418,59 @@ class Report:
             pairs = figures.pair_columns(self.study.arms)
             yield self._scale, lambda name: pairs, self._what()
         yield "paper", self._paper_columns, "Full size, as in the paper"
+
+
+def _figure1_parts(record):
+    begin, spans = record["settings"]["slope_steps"], (20, 100, record["settings"]["steps"])
+    rows = [["distance walked in the first", *(f"{span} steps" for span in spans)]]
+    for scenario, walks in record["results"].items():
+        for name, walk in walks.items():
+            lengths = [sum(walk["update"][begin : begin + span]) for span in spans]
+            rows.append([f"{scenario}, {name}", *(f"{length:.3g}" for length in lengths)])
+    return [
+        "S1, a slope of 1 becomes one of 0.01; S2, it becomes one of 100; S3, a parabola with "
+        "its minimum 0.02 further. By the package's optimizers in float64, learning rate "
+        f"{record['settings']['learning_rate']}.",
+        table(rows),
+        "![the three scenarios](figures/figure1.png)",
+    ]
+
+
+def _regret_parts(record):
+    rows = [
+        [
+            *("stream", "", "T", "R(T) / T", "bound / T, supplement"),
+            *("bound / T, main text", "R(T) above the bound, of the T looked at"),
+        ]
+    ]
+    for stream, curves in record["results"].items():
+        for name, curve in curves.items():
+            worst = [max(values) for values in zip(*curve["regret"], strict=True)]
+            rows.append(
+                [
+                    stream,
+                    name,
+                    f"{curve['steps'][-1]:,}",
+                    f"{statistics.mean(values[-1] for values in curve['regret']):.3g}",
+                    f"{curve['bound'][-1]:.3g}",
+                    f"{curve['printed_bound'][-1]:.3g}" if name == "AdamNorm" else "-",
+                    _violated(curve, worst, name),
+                ]
+            )
+    broken = any(row[-1] != "none" for row in rows[1:])
+    verdict = "No average regret is above its bound."
+    if broken:
+        verdict = (
+            "Where the last column names a T, the regret is above what the theorem allows: as "
+            "stated, it does not hold there."
+        )
+    return [
+        "Streams, settings and the two readings of the bound: `examples/study/simulation.py`. "
+        "The cycle is the example with which Reddi et al. (ICLR 2018) showed that Adam's own "
+        f"theorem does not hold. {verdict}",
+        table(rows),
+        "![average regret](figures/regret.png)",
+    ]
 
 
 def _label(name):
@@ -621,14 +624,18 @@ def update(report, folder, check):
         documents = [*(ROOT / name for name in names), RESULTS / "README.md"]
     stale, complaints = [], []
     for path in documents:
-        before = path.read_text(encoding="utf-8") if path.exists() else None
+        before = None
+        if path.exists():
+            with records.content_of(path):
+                before = path.read_text(encoding="utf-8")
         rendered = report.render(TEMPLATE if before is None else before)
         complaints += [f"{path}: {complaint}" for complaint in report.complaints(rendered)]
         if rendered != before:
             stale.append(str(path))
             if not check:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(rendered, encoding="utf-8")
+                with records.replacing(path) as temporary:
+                    temporary.write_text(rendered, encoding="utf-8")
     for name, draw in report.figures().items():
         path = documents[-1].parent / "figures" / name
         if not path.exists():

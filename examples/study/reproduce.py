@@ -35,7 +35,7 @@ from examples.study import convergence, experiments, simulation
 from examples.study.experiments import SCALES, TABLES
 from examples.training import checks, command_line, options, records
 from examples.training.checks import Setting
-from examples.training.errors import RecordError, UsageError
+from examples.training.errors import UsageError
 
 PROGRAM = "python -m examples.study.reproduce"
 FOLDER = pathlib.Path(__file__).parent / "results" / "reproduce"
@@ -165,7 +165,7 @@ def _simulate(name, chosen):
         from examples.training import callbacks
 
         with callbacks.files_of(chosen.folder):
-            callbacks.make_folder(path.parent)
+            records.make_folder(path.parent)
         print(f"simulation/{name}: a few minutes", flush=True)
         record = simulation.record(name)
         with callbacks.files_of(chosen.folder):
@@ -175,10 +175,8 @@ def _simulate(name, chosen):
 
 
 def _settings(path):
-    try:
-        return json.loads(path.read_text())["settings"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise RecordError(f"{path} is not a record: {error}. Delete it.") from error
+    with records.content_of(path, "Delete it to compute it again."):
+        return json.loads(path.read_text(encoding="utf-8"))["settings"]
 
 
 def _check_only(chosen, series):

@@ -4,13 +4,14 @@ import contextlib
 import csv
 import json
 import math
-import tempfile
 import time
 
 import keras
 
 from examples.training import checkpoint, records
 from examples.training.errors import DivergedError, RunError
+
+CURVES = {"learning_rate", "loss", "accuracy", "seconds"}  # those that every run has
 
 
 class StopOnNonFinite(keras.callbacks.Callback):
@@ -137,7 +138,7 @@ class Keeper(keras.callbacks.Callback):
                 rows = zip(*self.curves.values(), strict=True)
                 writer.writerows([epoch, *row] for epoch, row in enumerate(rows, start=1))
 
-    def _check(self, epoch, run):
+    def _check(self, epoch, run, arrays):
         """What a checkpoint holds must be this run's, and as long as its name says."""
         if not isinstance(run.get("settings"), dict) or not isinstance(run.get("curves"), dict):
             raise checkpoint.DamagedError("it lacks the settings or the curves of a run")
@@ -150,15 +151,28 @@ class Keeper(keras.callbacks.Callback):
                 "or delete that one."
             )
         epochs = self.identity["settings"]["epochs"]
-        lengths = {len(curve) if isinstance(curve, list) else 0 for curve in run["curves"].values()}
+        curves = run["curves"]
+        lengths = {len(curve) if isinstance(curve, list) else 0 for curve in curves.values()}
         if epoch > epochs or lengths != {epoch}:
             raise checkpoint.DamagedError(f"its curves are not of {epoch} of {epochs} epochs")
+        if lacking := CURVES - curves.keys():
+            raise checkpoint.DamagedError(f"it lacks the curve of {sorted(lacking)[0]}")
+        if not all(isinstance(value, int | float) for curve in curves.values() for value in curve):
+            raise checkpoint.DamagedError("its curves have a value that is no number")
+        if self.monitor is not None and self.monitor.per_step and not _is_of_a_monitor(arrays):
+            raise checkpoint.DamagedError("it lacks the norms of all steps")
 
 
-def make_folder(folder):
-    """Makes a folder, and raises an OSError at once if nothing can be written there."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tempfile.TemporaryFile(dir=folder).close()
+def _is_of_a_monitor(arrays):
+    """Whether arrays are what `GradientNormMonitor.get_state` gives."""
+    try:
+        steps, names = arrays["iterations"], arrays["variable_names"]
+        norms = arrays["gradient_norms"], arrays["corrected_gradient_norms"]
+    except KeyError:
+        return False
+    kinds = [array.dtype.kind for array in (steps, names, *norms)]
+    shapes = {array.shape for array in norms}
+    return kinds == ["i", "U", "f", "f"] and shapes == {steps.shape + names.shape}
 
 
 @contextlib.contextmanager
@@ -169,7 +183,11 @@ def files_of(output_dir, keeper=None):
     except OSError as error:
         kept = f" {keeper.last_good()}" if keeper is not None else ""
         reason = error.strerror or error
-        raise RunError(f"Cannot use the output folder {output_dir}: {reason}.{kept}") from error
+        file = error.filename2 or error.filename
+        where = f" ({file})" if file and str(file) != str(output_dir) else ""
+        raise RunError(
+            f"Cannot use the output folder {output_dir}: {reason}{where}.{kept}"
+        ) from error
 
 
 def difference(saved, wanted):

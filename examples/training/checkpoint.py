@@ -71,14 +71,15 @@ def save(folder, model, epoch, run, arrays=None):
 def load(folder, model, check):
     """Brings the model to the state of the newest checkpoint that is sound.
 
-    One that is not sound is told on a line, and put aside as `<name>.damaged`.
+    One that is not sound is told on a line, and put aside as `<name>.damaged`. One that does not
+    fit the model is told and left, as an older state of the program may take it.
 
     Args:
         folder: Path of the folder.
         model: `keras.Model`, built and compiled as the saved one was, its optimizer built too.
-        check: Function that is given the epoch and the saved `run` before the model is touched.
-            It raises a `DamagedError` if they do not belong together, and anything else if they
-            are another run's.
+        check: Function that is given the epoch and the saved `run` and `arrays` before the model
+            is touched. It raises a `DamagedError` if they do not belong together, and anything
+            else if they are another run's.
 
     Returns:
         `(epoch, run, arrays)`, or `None` if there is no sound checkpoint.
@@ -90,25 +91,31 @@ def load(folder, model, check):
     for epoch, path in reversed(list_all(folder)):
         try:
             state, arrays = _read(path, epoch)
-            check(epoch, state["run"])
+            check(epoch, state["run"], arrays)
         except DamagedError as error:
             path.rename(path.with_name(f"{path.name}.damaged"))
-            print(
-                f"The checkpoint {path} is damaged: {error}. Trying the one before it.", flush=True
-            )
+            _say_next(f"The checkpoint {path} is damaged: {error}")
             continue
         try:
             model.load_weights(path)
             for variable, value in zip(_seed_variables(model), state["seeds"], strict=True):
                 variable.assign(np.array(value, dtype=variable.dtype))
-        except (KeyError, TypeError, ValueError) as error:
-            reason = " ".join(str(error).split())
-            misfit = misfit or f"The checkpoint {path} does not fit the model: {reason}"
+        except Exception as error:  # whatever Keras and h5py make of what they find
+            if isinstance(error, OSError) and error.errno:
+                raise  # it could not be read, which says nothing about the content
+            reason = " ".join(str(error).split())[:300]
+            problem = f"The checkpoint {path} does not fit the model: {reason}"
+            misfit = misfit or problem
+            _say_next(problem)
             continue
         return epoch, state["run"], arrays
     if misfit:
         raise CheckpointError(misfit)
     return None
+
+
+def _say_next(problem):
+    print(f"{problem}. Trying the one before it.", flush=True)
 
 
 def _read(path, epoch):
@@ -122,7 +129,7 @@ def _read(path, epoch):
             if _ARRAYS in archive.namelist():
                 with np.load(io.BytesIO(archive.read(_ARRAYS)), allow_pickle=False) as saved:
                     arrays = dict(saved)
-    except (KeyError, ValueError, RecursionError, zipfile.BadZipFile) as error:
+    except (EOFError, KeyError, ValueError, RecursionError, zipfile.BadZipFile) as error:
         raise DamagedError(f"it is not a checkpoint of a run ({error})") from error
     if not isinstance(state, dict) or not isinstance(state.get("run"), dict):
         raise DamagedError(f"its {_RUN} does not describe a run")

@@ -21,6 +21,7 @@ from examples.training.errors import UsageError
 
 # TensorFlow counts with 32 bits in many places.
 LARGEST = 2**31 - 1
+_LONGEST_QUOTE = 500
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +42,8 @@ class Setting:
         count: Of a tuple: how many values it has to have. Defaults to any number.
         least: Of a tuple: how many values it has to have at least.
         repeated: Of a tuple of texts: whether each value has the option before it.
+        folder_name: Of a text: whether it has to be a name that a folder can have.
+        file: Of a path: whether what stands there, if anything does, has to be a file.
     """
 
     help: str
@@ -53,11 +56,17 @@ class Setting:
     count: int | None = None
     least: int = 0
     repeated: bool = False
+    folder_name: bool = False
+    file: bool = False
 
     def allowed(self, value_type):
         """What is allowed, in words: `"an integer of at least 1"`."""
         if self.choices:
             return f"one of {', '.join(self.choices)}"
+        if self.folder_name:
+            return "the name of a folder"
+        if self.file:
+            return "a file, not a folder or a device"
         noun = {
             int: "an integer",
             float: "a number",
@@ -93,10 +102,21 @@ class Setting:
             )
         if fits and self.choices:
             fits = value in self.choices
+        if fits and self.folder_name:
+            fits = names_a_folder(value)
+        if fits and self.file:
+            fits = value.is_file() or value.is_fifo() or not value.exists()
         if not fits:
             raise refused(name, self.allowed(value_type), value)
         if value_type is int and value > LARGEST and self.high is None:
             raise refused(name, f"at most {LARGEST}", value)
+
+
+def names_a_folder(value):
+    """Whether a value is a name that a file or a folder can have, and no path."""
+    if not isinstance(value, str) or value in ("", ".", ".."):
+        return False
+    return pathlib.PurePath(value).name == value and _is_path(pathlib.PurePath(value))
 
 
 def refused(name, allowed, value):
@@ -208,4 +228,5 @@ def _is_path(value):
 
 
 def _quoted(value):
-    return repr(value) if isinstance(value, str) else f"{value}"
+    told = repr(value) if isinstance(value, str) else f"{value}"
+    return told if len(told) <= _LONGEST_QUOTE else f"{told[:_LONGEST_QUOTE]}..."

@@ -1,5 +1,6 @@
 """What the command lines of the examples and of the tuning share: how they end, and their words."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -24,6 +25,11 @@ def run(prog, action, after_interrupt=""):
         after_interrupt: What is said after "interrupted", such as that the same command goes on.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    # The name of a file may have characters that the terminal's encoding lacks.
+    with contextlib.suppress(AttributeError):
+        sys.stdout.reconfigure(errors="backslashreplace")
+    if sys.stdout is None:  # it was closed before the program began
+        sys.stdout = open(os.devnull, "w")
     signals = []
     interrupted = f"interrupted; {after_interrupt}" if after_interrupt else "interrupted"
 
@@ -60,6 +66,9 @@ def run(prog, action, after_interrupt=""):
             if not signals:
                 raise
     if signals:
+        # Python remembers an interrupt inside of `exec` of a text, which many imports do, and would
+        # end by the signal instead of with the status. The next such `exec` makes it forget.
+        exec("")
         return complain(prog, interrupted, 128 + signals[0])
     return complain(prog, reason, status)
 

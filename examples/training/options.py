@@ -174,11 +174,13 @@ def _constructor(field):
 def _value(field, text):
     """One value from its text."""
     try:
-        if field.value_type is pathlib.Path:
+        if field.value_type is not pathlib.Path:
+            return field.value_type(text)
+        if text:  # an empty text, such as of a variable that is not set, is not the current folder
             return pathlib.Path(text).expanduser()
-        return field.value_type(text)
     except (ValueError, RuntimeError):  # no number; no home folder
-        raise checks.refused(field.name, field.setting.allowed(field.value_type), text) from None
+        pass
+    raise checks.refused(field.name, field.setting.allowed(field.value_type), text)
 
 
 def _hint(field):

@@ -7,6 +7,7 @@ Dubey et al., "AdaNorm: Adaptive Gradient Norm Correction based Optimizer for CN
 section 4. A shorter run keeps the proportions: its rate drops after four fifths of its epochs.
 """
 
+import contextlib
 import copy
 import dataclasses
 import inspect
@@ -177,6 +178,8 @@ def optimizer_classes():
                 inspect.isclass(value)
                 and issubclass(value, keras.optimizers.Optimizer)
                 and value is not keras.optimizers.Optimizer
+                # The base classes of variants have no algorithm of their own.
+                and getattr(value, "algorithm", None) is not keras_adanorm.StepOptimizer.algorithm
                 and "learning_rate" in optimizer_arguments(value)
             ):
                 classes[name] = value
@@ -272,10 +275,11 @@ def build_optimizer(settings):
     import keras_adanorm  # noqa: F401  (registers its classes for deserialization)
 
     if settings.optimizer_config is not None:
-        try:
-            return keras.optimizers.deserialize(copy.deepcopy(settings.optimizer_config))
-        except Exception as error:  # whatever a wrong config makes of Keras
-            raise UsageError(f"Keras cannot take the optimizer's config: {error}") from error
+        with _config_taken():
+            optimizer = keras.optimizers.deserialize(copy.deepcopy(settings.optimizer_config))
+            if not isinstance(optimizer, keras.optimizers.Optimizer):
+                raise TypeError(f"it makes no optimizer of {settings.optimizer!r:.100}")
+        return optimizer
     classes = optimizer_classes()
     if settings.optimizer not in classes:
         raise checks.refused(
@@ -292,6 +296,29 @@ def build_optimizer(settings):
         if name in fields:
             fields[name].check(value)
     return cls(learning_rate=float(settings.learning_rate), **settings.optimizer_arguments)
+
+
+def try_update(optimizer):
+    """Updates a variable once: Keras looks at many values of a config in an update only.
+
+    Raises:
+        UsageError: If that fails.
+    """
+    import keras
+
+    with _config_taken():
+        weight = keras.Variable([1.0, 2.0], name="weight")
+        optimizer.build([weight])
+        optimizer.apply([keras.ops.ones_like(weight)], [weight])
+
+
+@contextlib.contextmanager
+def _config_taken():
+    try:
+        yield
+    except Exception as error:  # whatever a wrong config makes of Keras
+        reason = " ".join(str(error).split())[:300]
+        raise UsageError(f"Keras cannot take the optimizer's config: {reason}") from error
 
 
 def named_optimizer(settings):

@@ -8,27 +8,73 @@ import os
 import pathlib
 import platform
 import subprocess
+import tempfile
 
-from examples.training.errors import RecordError
+from examples.training.errors import RecordError, UsageError
 
 SCHEMA = 1
+_NUMBER = (int, float)
+# What a record has to hold: a type, several of which one fits, a dictionary of such, or a list of
+# one. There may be more.
 FIELDS = {
     "schema": int,
-    "settings": dict,
-    "optimizer": dict,
-    "model": dict,
-    "data": dict,
-    "epochs": dict,
-    "test": dict,
-    "validation": (dict, type(None)),
-    "corrections": (dict, type(None)),
+    "settings": {
+        "model": str,
+        "dataset": str,
+        "optimizer": str,
+        "seed": int,
+        "epochs": int,
+        "batch_size": int,
+    },
+    "optimizer": {},
+    "model": {"name": str, "parameters": int},
+    "data": {
+        "name": str,
+        "train_examples": int,
+        "validation_examples": int,
+        "test_examples": int,
+    },
+    "epochs": {},
+    "test": {"accuracy": float, "loss": _NUMBER},
+    "validation": {"accuracy": float, "loss": _NUMBER},
+    "corrections": {},
     "weights": str,
-    "seconds": (int, float),
+    "seconds": _NUMBER,
     "finished": str,
     "commit": (str, type(None)),
-    "versions": dict,
-    "device": dict,
+    "versions": {},
+    "device": {"processor": str, "cores": int, "gpus": [str]},
 }
+_MAY_BE_NULL = ("validation", "corrections")
+# What becomes of a reader to whom a file gives something else than it wrote.
+_MISREAD = (ArithmeticError, AttributeError, LookupError, StopIteration, TypeError, ValueError)
+_MISREAD += (RecursionError,)
+
+
+@contextlib.contextmanager
+def content_of(path, advice=""):
+    """Turns any error that the content of a file leads to into a RecordError that names the file.
+
+    Args:
+        path: Path of the file.
+        advice: A sentence that ends the message, what to do about it.
+    """
+    try:
+        yield
+    except UsageError:
+        raise
+    except _MISREAD as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        if isinstance(error, LookupError):
+            reason = f"nothing stands at {error}"
+        told = f"{path} is damaged or of another program: {reason[:200]}. {advice}"
+        raise RecordError(told.rstrip()) from error
+
+
+def make_folder(folder):
+    """Makes a folder, and raises an OSError at once if nothing can be written there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tempfile.TemporaryFile(dir=folder).close()
 
 
 @contextlib.contextmanager
@@ -38,7 +84,8 @@ def replacing(path):
     A reader, or a process started after a kill, sees the old file or the new one, never a part.
     """
     path = pathlib.Path(path)
-    temporary = path.with_name(f".{path.stem}.writing{path.suffix}")
+    # A part of the name, so that the longest name that the system takes can be written too.
+    temporary = path.with_name(f".{path.stem[:50]}.writing{path.suffix}")
     try:
         yield temporary
         settle(temporary, path)
@@ -100,23 +147,45 @@ def validate(record, path="record"):
     """
     if not isinstance(record, dict):
         raise RecordError(f"{path} is not a record: an object is expected")
-    for name, type_ in FIELDS.items():
-        if name not in record:
-            raise RecordError(f"{path} is not a record: `{name}` is missing")
-        if not isinstance(record[name], type_) or isinstance(record[name], bool):
-            raise RecordError(f"{path} is not a record: `{name}` is {record[name]!r}")
-    if record["schema"] != SCHEMA:
-        raise RecordError(f"{path} has schema {record['schema']}, this program reads {SCHEMA}")
-    for name in ("model", "dataset", "optimizer", "seed", "epochs"):
-        if name not in record["settings"]:
-            raise RecordError(f"{path} is not a record: `settings.{name}` is missing")
+    schema = record.get("schema")
+    if schema != SCHEMA and _is_a(schema, int):
+        raise RecordError(f"{path} has schema {schema}, this program reads {SCHEMA}")
+    if problem := _misfit(record, FIELDS):
+        raise RecordError(f"{path} is not a record: {problem}")
     epochs = record["settings"]["epochs"]
     for name, curve in record["epochs"].items():
         if not isinstance(curve, list) or len(curve) != epochs:
             raise RecordError(f"{path}: the curve `{name}` does not have {epochs} values")
-    accuracy = record["test"].get("accuracy")
-    if not isinstance(accuracy, float) or not 0 <= accuracy <= 1:
+        if not all(value is None or _is_a(value, _NUMBER) for value in curve):
+            raise RecordError(f"{path}: the curve `{name}` has a value that is no number")
+    accuracy = record["test"]["accuracy"]
+    if not 0 <= accuracy <= 1:
         raise RecordError(f"{path}: `test.accuracy` is {accuracy!r}, not between 0 and 1")
+
+
+def _misfit(value, wanted, name=""):
+    """The first entry that is not as `FIELDS` has it, in words, or `None`."""
+    if name in _MAY_BE_NULL and value is None:
+        return None
+    told = f"`{name}` is {value!r:.100}"
+    if isinstance(wanted, list):
+        fits = isinstance(value, list) and all(isinstance(one, wanted[0]) for one in value)
+        return None if fits else told
+    if not isinstance(wanted, dict):
+        return None if _is_a(value, wanted) else told
+    if not isinstance(value, dict):
+        return told
+    for key, inner in wanted.items():
+        inner_name = f"{name}.{key}" if name else key
+        if key not in value:
+            return f"`{inner_name}` is missing"
+        if problem := _misfit(value[key], inner, inner_name):
+            return problem
+    return None
+
+
+def _is_a(value, kind):
+    return isinstance(value, kind) and not isinstance(value, bool)
 
 
 def _without_nan(value):

@@ -63,7 +63,9 @@ def train(settings, output_dir, data_dir=None, verbose="auto", keep_model=True, 
 def check(settings):
     """Raises UsageError if there is no such optimizer or it refuses its arguments."""
     with _usage():
-        recipes.build_optimizer(settings)
+        optimizer = recipes.build_optimizer(settings)
+    if settings.optimizer_config is not None:
+        recipes.try_update(optimizer)
 
 
 def _train(settings, output_dir, data_dir, verbose, keep_model, observers):
@@ -341,7 +343,7 @@ def _event_files(output_dir, keeper):
 def exclusive(output_dir):
     """Makes the folder and keeps other processes out."""
     with callbacks.files_of(output_dir):
-        callbacks.make_folder(output_dir)
+        records.make_folder(output_dir)
     with contextlib.ExitStack() as stack:
         # What was refused before it began leaves no empty folder.
         stack.callback(_remove_if_empty, output_dir)

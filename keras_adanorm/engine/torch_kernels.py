@@ -98,9 +98,9 @@ class Kernel:
 def _rate_and_epsilon(optimizer, step):
     """The rate is `None` while Radam takes no adaptive step."""
     if hasattr(optimizer, "rectified_rate"):
-        rate, adaptive = optimizer.rectified_rate(step)
+        rate, adaptive = step.once(optimizer.rectified_rate)
         return (float(rate) if adaptive > 0 else None), optimizer.epsilon
-    rate, scale = optimizer.adaptive_rate(step)
+    rate, scale = step.once(optimizer.adaptive_rate)
     scale = 1.0 if optimizer.epsilon_hat else float(scale)
     return float(rate), scale * optimizer.epsilon
 

@@ -105,5 +105,5 @@ def record_of(settings):
         "finished": "2026-01-01T00:00:00+00:00",
         "commit": None,
         "versions": {},
-        "device": {},
+        "device": {"processor": "a processor", "cores": 2, "gpus": []},
     }
