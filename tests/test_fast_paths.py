@@ -284,7 +284,7 @@ def compiled_cases():
                     yield pytest.param(subject, feature, mode, id=f"{subject}-{feature}-{mode}")
 
 
-@pytest.mark.parametrize(("subject", "feature", "mode"), compiled_cases())
+@pytest.mark.parametrize(("subject", "feature", "mode"), list(compiled_cases()))
 def test_compiled(subject, feature, mode):
     """A few steps of a compiled program, on TensorFlow beside Keras' own way eagerly."""
     feature = ANYWHERE[feature]

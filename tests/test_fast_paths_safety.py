@@ -66,6 +66,20 @@ def test_inf_and_nan_stay_in_their_variable(subject, mode):
             assert not np.isfinite(run.params[name]).any()
 
 
+@every_mode
+@every_subject
+def test_a_ratio_at_its_bound(subject, mode):
+    """After large gradients the smallest ones are scaled by the largest number of the dtype."""
+    states = []
+    for make, how in ((subject.fast, mode), (subject.own, "eager")):
+        run = Run(make(LR), PARAMS, mode=how)
+        for size in (1e3, 1e3, 5e-38, 2e-38, 1.0):
+            run.step({name: np.full(shape, size) for name, shape in SHAPES.items()})
+        states.append(state_of(run.optimizer, run.variables))
+    for fast, own in zip(*states, strict=True):
+        np.testing.assert_allclose(fast, own, rtol=3e-6, atol=1e-7)
+
+
 PAIRS = [
     (lambda rate: DiffGradNorm(rate, gamma=0.0), DiffGrad),
     (lambda rate: RadamNorm(rate, gamma=0.0), Radam),

@@ -1,4 +1,8 @@
-"""The L2 norms of gradients, free of overflow and underflow. How a norm is taken is all in here."""
+"""The L2 norms of gradients, free of overflow and underflow, and how TensorFlow takes them.
+
+JAX and torch have a file each, `jax_norms.py` and `torch_norms.py`: neither can be imported without
+its backend.
+"""
 
 import functools
 
@@ -9,10 +13,10 @@ from keras import ops
 from keras_adanorm import execution
 from keras_adanorm.engine import precision, private
 
-# XLA on a CPU adds up a vector with more elements than this by another, slower way.
+# XLA on a CPU sums a vector with more elements than this in a slower way.
 _SHORT = 32
-# In a graph of TensorFlow a pass over fewer elements than these costs less than to ask whether it
-# is needed.
+# In a graph of TensorFlow, work on a tensor with fewer elements than this costs less than a branch
+# that would save the work.
 SMALL = 2**14
 
 
@@ -60,11 +64,11 @@ def _hold(norm, dtype):
 
 
 def _tensorflow_norms(tensors, dtype):
-    """One kernel for each tensor; those whose squares leave their dtype's range are taken again."""
+    """One operation per tensor. A norm whose squares left the range of the dtype is taken again."""
     import tensorflow as tf
 
     dtypes = [tensor.dtype.name for tensor in tensors]
-    if private.watches_numbers():  # the first try may overflow, and the debugger would stop there
+    if private.watches_numbers():  # where a sum overflows, a numeric debugger would stop
         norms = [_wide_norm(tensor) for tensor in tensors]
     elif tf.executing_eagerly():
         halves = [tf.raw_ops.L2Loss(t=tensor) for tensor in tensors]
@@ -82,14 +86,19 @@ def _tensorflow_norms(tensors, dtype):
 
 
 def _is_safe(half_squared_norm, dtypes):
-    limits = [np.finfo(name) for name in dtypes]
-    lower = np.array([limit.tiny / np.float64(limit.eps) ** 2 for limit in limits])
-    upper = np.array([float(limit.max) / 2 for limit in limits])
+    lower, upper = np.array([_safe_range(name) for name in dtypes]).T
     return (half_squared_norm >= lower) & (half_squared_norm <= upper)
 
 
+@functools.cache
+def _safe_range(dtype):
+    """Between which numbers half a sum of squares has lost nothing to underflow or overflow."""
+    limits = np.finfo(dtype)
+    return limits.tiny / np.float64(limits.eps) ** 2, float(limits.max) / 2
+
+
 def _norms_in_graph(tensors):
-    """By way of float64 for small tensors: that is fewer operations than to ask first."""
+    """Squares of small tensors are summed in float64, which needs no branch; others are checked."""
     import tensorflow as tf
 
     norms = []
@@ -132,7 +141,7 @@ def shared_function(function, signature):
 
 
 def is_small(tensor):
-    """Whether a tensor is known to be so small that a pass over it costs less than a question."""
+    """Whether a tensor is known to be so small that a branch costs more than work on it."""
     size = tensor.shape.num_elements()
     return size is not None and size < SMALL
 
@@ -167,7 +176,10 @@ def _tensorflow_norms_under_xla(tensors, dtype):
 
 
 def _scaled_norm(flat):
-    """The norm by way of the largest element: exact in range, but twice through memory."""
+    """The norm of the tensor divided by its largest element, times that element.
+
+    It never leaves the range of the dtype, but the tensor is read twice.
+    """
     largest = precision.largest(flat.dtype)
     peak = ops.max(ops.abs(flat), initial=0.0)
     # The reciprocal of a number near the largest is subnormal, which a compiler may take for 0.
@@ -182,14 +194,15 @@ def _scaled_norm(flat):
 
 
 def _sum_in_blocks(squares):
-    """The sum of a vector of numbers not below 0, for XLA on a CPU: of blocks, of blocks of those.
+    """The sum of numbers not below 0, for XLA on a CPU, which sums a long vector slowly.
 
-    More levels than two, and XLA would make one loop of it all, on one core.
+    Blocks are summed first, then blocks of these sums, then what is left. With a third level XLA
+    would put everything into one loop, which runs on one core.
     """
     for longest in (16, 8):
         size = squares.shape[0]
         if size is not None and size > _SHORT:
             block = max(n for n in range(1, longest + 1) if size % n == 0)
-            # Without `abs`, which changes nothing, XLA joins this sum with the next.
+            # `abs` changes nothing. Without it XLA would join this sum with the next one.
             squares = ops.abs(ops.sum(ops.reshape(squares, (-1, block)), axis=1))
     return ops.sum(squares)
