@@ -256,8 +256,9 @@ class AdaptiveOptimizer(StepOptimizer):
         epsilon: Float, at least 0, added to the root of the second moment. Defaults to `1e-8`.
         epsilon_root: Float, at least 0, added to the second moment under the root. Defaults to
             `0.0`.
-        epsilon_hat: Boolean, whether epsilon is added to the root before the correction for bias,
-            as Keras does it, and not after, as the paper does. Defaults to `False`.
+        epsilon_hat: Boolean, whether `adaptive_step` adds epsilon to the root before the correction
+            for bias, as `keras.optimizers.Adam` does, and not after it, as the paper does. Without
+            effect in an algorithm that does not call it, as in `Radam`. Defaults to `False`.
         **kwargs: See `StepOptimizer`.
 
     Raises:

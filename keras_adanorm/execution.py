@@ -1,6 +1,7 @@
 """The kind of device for which an update is recorded: the one place where the code asks for it.
 
-Only speed depends on it. What counts an update for a device that is not there sets these functions.
+Only speed depends on it. To count the work of an update for a device that is not there, replace
+these functions.
 """
 
 import keras

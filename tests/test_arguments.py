@@ -137,3 +137,17 @@ def test_every_argument_is_documented(cls):
     documented = re.findall(r"^    (\w+):", arguments.partition("\n\n")[0], re.MULTILINE)
     parameters = inspect.signature(cls).parameters.values()
     assert sorted(documented) == sorted(p.name for p in parameters if p.kind != p.VAR_KEYWORD)
+
+
+@pytest.mark.parametrize("cls", [*CLASSES, AdaNorm, GradientNormMonitor])
+def test_every_default_is_documented(cls):
+    _, arguments = inspect.getdoc(cls).split("\nArgs:\n")
+    parts = re.split(r"^    (\w+): ", arguments.partition("\n\n")[0], flags=re.MULTILINE)
+    told = dict(zip(parts[1::2], parts[2::2], strict=True))
+    for name, parameter in inspect.signature(cls).parameters.items():
+        default = parameter.default
+        if default is parameter.empty:
+            continue
+        default = f'"{default}"' if isinstance(default, str) else default
+        text = " ".join(told[name].split()).replace("1e-8", "1e-08")
+        assert f"Defaults to `{default}`" in text

@@ -9,8 +9,8 @@ from keras import ops
 from keras_adanorm.engine import precision, private
 from keras_adanorm.engine.norms import l2_norms
 
-# The name of the vector among an optimizer's variables. It holds the name of no weight, by which a
-# layout map would find a layout for it.
+# The name of the vector among an optimizer's variables. It is not made of a weight's name: a layout
+# map of Keras would then lay it out as that weight.
 NAME = "norm_averages"
 
 
@@ -91,7 +91,7 @@ class NormAverages:
         return ratios
 
     def _bound(self, positions, max_correction):
-        """The largest ratio: beside float64 one of float32 must not leave its dtype."""
+        """The largest ratio. In a float64 vector, too, one for float32 must fit into float32."""
         dtypes = {self._dtypes[i] for i in positions}
         if max_correction is None and self.dtype == "float64" and "float32" in dtypes:
             return precision.largest("float32")

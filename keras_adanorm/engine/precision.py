@@ -74,10 +74,10 @@ def is_complex(dtype):
 def rounded(decay, dtype):
     """The decay of an average as it is in a compute dtype.
 
-    An average in float32 can't be told the difference between 0.999 and 0.99900001, but that
-    between 1 - 0.999 and 1 - 0.99900001 is seen in it. All that belongs to an average, its decay,
-    the weight of a new value and the correction for bias, is computed from one number, which is
-    this one. A decay that would move too far, close to 1, stays as it is.
+    Rounding a decay near 1 hardly changes it, but it changes `1 - decay`, the weight of a new
+    value, by much more. So all that belongs to an average is computed from this one number: its
+    decay, the weight of a new value and the correction for bias. A decay so close to 1 that
+    rounding would change `1 - decay` by more than a part of `ROUNDING` stays as it is.
     """
     number = float(np.dtype(dtype).type(decay))
     return number if abs((1 - number) / (1 - decay) - 1) <= ROUNDING else decay

@@ -135,7 +135,10 @@ class Step:
         return held * held
 
     def root(self, x: Any, floor: Any) -> Any:
-        """`sqrt(x) + floor`, or where `floor` is the number 0 and the root 0 the largest number."""
+        """`sqrt(x) + floor`, to divide by.
+
+        Where it would be 0, because `floor` is the number 0, it is the largest number of the dtype.
+        """
         root = ops.sqrt(x)
         if isinstance(floor, numbers.Real) and floor == 0:
             return ops.where(root > 0, root, precision.largest(self.dtype))

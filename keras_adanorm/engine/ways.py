@@ -3,7 +3,7 @@
 | way | when it is taken |
 |---|---|
 | Keras' own: `update_step` for each variable | a class that has its own `update_step` or `assign` |
-| `one_by_one`: all norms at once, then each variable | where no other way is certain |
+| `one_by_one`: all norms at once, then each variable | everywhere else |
 | `distributed.py`: the same after the sum over devices | under a strategy of `tf.distribute` |
 | `tensorflow_kernels.py`: fused kernels | TensorFlow without XLA |
 | `one_program.py` | JAX compiles the update of all variables as one program |
@@ -19,7 +19,7 @@ from keras import ops
 from keras_adanorm.engine import precision, private
 from keras_adanorm.engine.step import Step, Update
 
-# A subclass that has one of these of its own is run by Keras' own way.
+# Keras' own way is taken for a subclass that defines one of these.
 _OWN = ("update_step", "assign", "assign_add", "assign_sub")
 
 
@@ -31,7 +31,7 @@ def is_run_by_the_package(optimizer, base):
 
 
 def update_all(optimizer, gradients, variables, learning_rate):
-    """Updates variables in the fastest way that is certain here and now."""
+    """Updates variables in the fastest way that gives the right numbers here."""
     way = one_by_one
     backend = keras.backend.backend()
     if backend == "torch":
