@@ -5,17 +5,14 @@ import numpy as np
 import pytest
 
 from keras_adanorm import (
-    AdaBelief,
-    AdaBeliefNorm,
     AdamNorm,
-    DiffGrad,
-    DiffGradNorm,
     Radam,
     RadamNorm,
 )
 from tests.support.golden_data import (
     FLOAT32_TOLERANCE,
     FLOAT64_TOLERANCE,
+    GOLDEN_ALGORITHMS,
     SETTINGS,
     STEPS,
     TASKS,
@@ -25,6 +22,7 @@ from tests.support.golden_data import (
 )
 from tests.support.optimizers import (
     BACKEND,
+    CLASSES,
     NORM_CLASSES,
     Run,
     algorithm,
@@ -41,10 +39,10 @@ TOLERANCES = {"float64": FLOAT64_TOLERANCE, "float32": FLOAT32_TOLERANCE}
 # A moment that is carried through 30 steps in float32 is off by a few units in the last place.
 RELATIVE_TOLERANCES = {"float64": 1e-12, "float32": 1e-5}
 
-# Those of which the paper prints the algorithm: their golden trajectories come from there.
-PAPER = (AdamNorm, DiffGradNorm, RadamNorm, AdaBeliefNorm, DiffGrad, Radam, AdaBelief)
-
 every_setting = pytest.mark.parametrize("setting", SETTINGS)
+every_golden_class = pytest.mark.parametrize(
+    "cls", [cls for cls in CLASSES if algorithm(cls) in GOLDEN_ALGORITHMS], ids=lambda c: c.__name__
+)
 every_dtype = pytest.mark.parametrize("dtype", TOLERANCES)
 
 
@@ -117,7 +115,7 @@ settings_and_dtypes = pytest.mark.parametrize(
 
 
 @settings_and_dtypes
-@pytest.mark.parametrize("cls", PAPER)
+@every_golden_class
 def test_paper(cls, setting, dtype):
     assert_follows_golden(cls, setting, "paper", algorithm(cls), dtype)
 
@@ -129,7 +127,7 @@ def test_adam_is_adam_norm_without_gamma(setting, source):
 
 
 @settings_and_dtypes
-@every_class
+@every_golden_class
 def test_released_code(cls, setting, dtype):
     arguments = official_arguments(
         algorithm(cls), SETTINGS[setting]["beta_2"], SETTINGS[setting]["epsilon"]

@@ -84,14 +84,21 @@ def official_arguments(algorithm, beta_2, epsilon):
 
     They may override the setting's `gamma`.
     """
-    inner_epsilon = {"epsilon_root": epsilon / (1 - beta_2)}
-    return {
-        "adam": {},
-        "adamnorm": inner_epsilon,
-        "radam": {},
-        "radamnorm": {"gamma": 0.0},
-        "diffgrad": {"epsilon_hat": True},
-        "diffgradnorm": {"epsilon_hat": True},
-        "adabelief": inner_epsilon,
-        "adabeliefnorm": {**inner_epsilon, "corrected_moments": "both"},
-    }[algorithm]
+    has_inner_epsilon, arguments = _OFFICIAL[algorithm]
+    inner_epsilon = {"epsilon_root": epsilon / (1 - beta_2)} if has_inner_epsilon else {}
+    return {**inner_epsilon, **arguments}
+
+
+# For each algorithm whether its released code adds epsilon under the root, and other arguments.
+_OFFICIAL = {
+    "adam": (False, {}),
+    "adamnorm": (True, {}),
+    "radam": (False, {}),
+    "radamnorm": (False, {"gamma": 0.0}),
+    "diffgrad": (False, {"epsilon_hat": True}),
+    "diffgradnorm": (False, {"epsilon_hat": True}),
+    "adabelief": (True, {}),
+    "adabeliefnorm": (True, {"corrected_moments": "both"}),
+}
+# Those of the paper. A variant from elsewhere has no golden trajectory.
+GOLDEN_ALGORITHMS = tuple(_OFFICIAL)

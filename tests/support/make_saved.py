@@ -1,11 +1,11 @@
-"""Makes `tests/saved`: one trained model per optimizer, and how each of them trains on.
+"""Makes what is missing in `tests/saved`: a trained model per optimizer, and how it trains on.
 
     KERAS_BACKEND=tensorflow python -m tests.support.make_saved
 
 Run it with the oldest Keras that pyproject.toml allows: a later Keras loads what an earlier one
-saved, not the reverse. The files stand for the models that users have saved. Make them anew only
-when the state of an optimizer is meant to change, for then no file of theirs can be loaded any
-more.
+saved, not the reverse. The files stand for the models that users have saved. Remove one, to have
+it made anew, only when the state of an optimizer is meant to change: then no file of theirs can be
+loaded any more.
 """
 
 import json
@@ -72,12 +72,15 @@ def state_names(model):
 
 
 def main():
-    """Writes a file per class, and the weights after as many steps more."""
+    """Writes a file per class that has none, and the weights after as many steps more."""
     SAVED.mkdir(exist_ok=True)
-    expected = {}
+    expected = json.loads(EXPECTED.read_text()) if EXPECTED.exists() else {}
     for cls in CLASSES:
+        path = SAVED / f"{cls.__name__}.keras"
+        if path.exists():
+            continue
         model = train(make_model(make_optimizer(cls)), 0, STEPS)
-        model.save(SAVED / f"{cls.__name__}.keras")
+        model.save(path)
         train(model, STEPS, 2 * STEPS)
         expected[cls.__name__] = {
             "state": state_names(model),
