@@ -195,7 +195,9 @@ def test_around_a_step_as_with_adam(construct):
             keras.optimizers.Adam(LR, epsilon=1e-8),
         )
     )
-    assert_same(ours[: len(NAMES)], adam[: len(NAMES)], roundings=60)
+    for weight, of_adam in zip(ours[: len(NAMES)], adam[: len(NAMES)], strict=True):
+        # In float32 Adam's `1 - beta_2 ** t` is off by 6e-5 of itself in the first steps.
+        np.testing.assert_allclose(weight, of_adam, rtol=0, atol=1e-4 * LR)
 
 
 # ------------------------------------------------------------ variables of TensorFlow's own
