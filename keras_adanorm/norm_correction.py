@@ -8,7 +8,6 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras import ops
 
 from keras_adanorm.engine import precision
 from keras_adanorm.engine.norms import l2_norm
@@ -81,24 +80,25 @@ def norm_ratio(
         A tuple `(ratio, e_t)`: `||s_t|| / ||g_t||`, or `None` if it is always 1, and the average.
     """
     limits = np.finfo(keras.backend.standardize_dtype(norm.dtype))
-    finite = ops.isfinite(norm)
+    xp = precision.operations(norm, average)
+    finite = xp.isfinite(norm)
     # No operation below makes an Inf or NaN from finite numbers, in no branch: people look for them
     # with the numeric debuggers of TensorFlow and JAX.
-    norm = ops.where(finite, norm, ops.zeros_like(norm))
-    average = ops.where(finite, gamma * average + (1 - gamma) * norm, average)
+    norm = xp.where(finite, norm, xp.zeros_like(norm))
+    average = xp.where(finite, gamma * average + (1 - gamma) * norm, average)
     # A gradient that is scaled up to it must not overflow by a rounding.
     average = precision.minimum(average, float(limits.max) * (1 - 2.0**-21))
     if gamma == 0:  # e_t is the norm itself: the gradient passes, to the last bit
         return None, average
     bound = float(limits.max) if max_correction is None else max_correction
-    one = ops.ones_like(norm)
+    one = xp.ones_like(norm)
     # Whether `average / norm` is beyond the bound, asked without a quotient: that with the largest
     # number is subnormal, which a compiler may take for 0, and the product may overflow.
     held = precision.minimum(norm, float(limits.max) / bound)
     beyond = average > held * (bound * (1 - 2 * float(limits.eps)))
-    corrects = ops.logical_and(norm >= float(limits.tiny), average > norm)
-    numerator = ops.where(corrects, ops.where(beyond, bound * one, average), one)
-    denominator = ops.where(ops.logical_and(corrects, ops.logical_not(beyond)), norm, one)
+    corrects = xp.logical_and(norm >= float(limits.tiny), average > norm)
+    numerator = xp.where(corrects, xp.where(beyond, bound * one, average), one)
+    denominator = xp.where(xp.logical_and(corrects, xp.logical_not(beyond)), norm, one)
     # The quotient comes last: XLA computes one once and keeps it, but would do the choices again
     # in the update of each variable.
     return numerator / denominator, average

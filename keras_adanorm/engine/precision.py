@@ -93,16 +93,34 @@ def square_limit(dtype):
     return math.sqrt(0.5 * largest(dtype)) * (1 - 1e-6)
 
 
+def operations(*values):
+    """The module `torch` if these are tensors of torch, else `keras.ops`.
+
+    Many functions have the same name in both. On small tensors those of torch take a fraction of
+    the time.
+    """
+    if keras.backend.backend() == "torch":
+        import torch
+
+        if all(isinstance(value, torch.Tensor) for value in values):
+            return torch
+    return ops
+
+
 def minimum(tensor, number):
     """The elementwise minimum with a Python number, in the tensor's own dtype; NaN stays NaN.
 
     `ops.minimum` takes float64 to float32 on torch (Keras 3.15).
     """
+    if operations(tensor) is not ops:
+        return tensor.clamp(max=number)
     return ops.where(tensor > number, ops.convert_to_tensor(number, tensor.dtype), tensor)
 
 
 def maximum(tensor, number):
     """The elementwise maximum with a Python number, in the tensor's own dtype; NaN stays NaN."""
+    if operations(tensor) is not ops:
+        return tensor.clamp(min=number)
     return ops.where(tensor < number, ops.convert_to_tensor(number, tensor.dtype), tensor)
 
 

@@ -44,9 +44,11 @@ class Update:
         decay = precision.rounded(decay, dtype)
         if decay == 0:
             return 1.0
-        return self.once(
-            ("bias", decay, dtype), lambda: -ops.expm1(self.number(dtype) * math.log(decay))
-        )
+        return self.once(("bias", decay, dtype), lambda: self._bias_correction(decay, dtype))
+
+    def _bias_correction(self, decay, dtype):
+        number = self.number(dtype)
+        return -precision.operations(number).expm1(number * math.log(decay))
 
 
 class Step:

@@ -178,7 +178,8 @@ def own_gradients(gradients, weights):
             gradient = gradient.to(dtype)
         elif address(gradient) in addresses:
             gradient = gradient.clone()
-        result.append(gradient.expand(weight.shape))
+        same = gradient.shape == weight.shape
+        result.append(gradient if same else gradient.expand(weight.shape))
     return result
 
 
