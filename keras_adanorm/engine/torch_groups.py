@@ -15,6 +15,7 @@ import math
 import numbers
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from keras_adanorm.engine import precision, private, torch_kernels, ways
@@ -268,6 +269,8 @@ class Group:
         ratios = torch.stack([torch.ones_like(one) if r is None else r for r in ratios])
         if ratios.device.type == "cpu" and bool((ratios == 1).all()):
             return None
+        if ratios.device.type == "cpu":  # torch's own function would wake up all threads
+            return torch.from_numpy(np.repeat(ratios.numpy(), self._sizes))
         sizes = torch.tensor(self._sizes, device=ratios.device)
         return torch.repeat_interleave(ratios, sizes, output_size=sum(self._sizes))
 
