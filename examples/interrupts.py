@@ -5,8 +5,13 @@ handlers of its own. Nothing is imported here that is not there already.
 """
 
 import os
-import signal
 import sys
+
+# `signal` imports `enum`, which takes longer than all else before a program is imported.
+try:
+    import _signal as signal
+except ImportError:
+    import signal
 
 
 def handle(package):

@@ -493,6 +493,24 @@ def test_a_folder_where_a_file_belongs_is_named(tmp_path, capsys):
     assert f"Is a directory ({tmp_path / 'record.json'})" in error and error.count("\n") == 1
 
 
+def test_of_a_file_that_cannot_be_written_the_name_is_told(tmp_path):
+    path = tmp_path / "none" / "record.json"
+    with pytest.raises(OSError, match="No such file") as caught:
+        with records.replacing(path) as temporary:
+            temporary.write_text("something")
+    assert str(caught.value.filename) == str(path)
+
+
+def test_of_a_folder_that_is_read_only_the_folder_is_named(tmp_path, monkeypatch):
+    def refuse(dir):
+        raise OSError(errno.EROFS, "Read-only file system", f"{dir}/tmp123")
+
+    monkeypatch.setattr(records.tempfile, "TemporaryFile", refuse)
+    with pytest.raises(OSError, match="Read-only") as caught:
+        records.make_folder(tmp_path)
+    assert caught.value.filename == str(tmp_path)
+
+
 def test_folder_that_cannot_be_written_is_reported_before_training(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert train.main(options(output_dir=tmp_path / "file" / "run")) == 1

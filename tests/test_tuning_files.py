@@ -103,6 +103,14 @@ def test_a_failed_trial_whose_reason_is_damaged_stays_failed(damage, fake, tmp_p
     assert again == rows
 
 
+PROPOSED = {"learning_rate": 0.001, "one_minus_gamma": 0.01}
+
+
+def change_proposal(path, values):
+    proposals = json.loads(path.read_text())["proposals"]
+    rewrite(path, proposals=proposals | {"1": values})
+
+
 ORACLE_DAMAGES = {name: DAMAGES[name] for name in DAMAGES if name != "missing"} | {
     "another version": lambda path: rewrite(path, seed_state=None),
     "a trial too many": lambda path: rewrite(path, start_order=["0", "1", "2", "3", "4", "7"]),
@@ -110,6 +118,9 @@ ORACLE_DAMAGES = {name: DAMAGES[name] for name in DAMAGES if name != "missing"} 
     "a trial elsewhere": lambda path: rewrite(path, start_order=["../0"], proposals={"../0": {}}),
     "a worker at a trial that is not there": lambda path: rewrite(path, ongoing_trials={"a": "7"}),
     "no proposals": lambda path: rewrite(path, proposals=[]),
+    "a proposal of nothing": lambda path: change_proposal(path, {}),
+    "a proposal of text": lambda path: change_proposal(path, PROPOSED | {"learning_rate": "x"}),
+    "a proposal outside": lambda path: change_proposal(path, PROPOSED | {"one_minus_gamma": -1}),
     "times that are none": lambda path: rewrite(
         path, display={"search_start": "soon", "trial_start": {}, "trial_number": {}}
     ),

@@ -194,6 +194,8 @@ class Durable:
         state = read_json(path, _ORACLE_ADVICE)
         try:
             _check_alike(state, json.loads(json.dumps(self.get_state())))
+            for trial_id in state["start_order"]:
+                _check_proposal(state[_PROPOSALS][trial_id], self.hyperparameters.space)
             # A trial that oracle.json does not know of was proposed, but not begun: the same
             # proposal comes again.
             self.trials = {i: self._restored(i, state[_PROPOSALS]) for i in state["start_order"]}
@@ -291,6 +293,20 @@ def _check_alike(state, fresh):
             raise ValueError(f"`start_order` has {trial_id!r:.40}")
     if set(ids) != set(state[_PROPOSALS]) or len(set(ids)) != len(ids):
         raise ValueError(f"`start_order` and `{_PROPOSALS}` do not agree")
+
+
+def _check_proposal(values, space):
+    """Raises ValueError unless the values are those of a point of the space, rounded."""
+    for searched in space:
+        value = values.get(searched.name)
+        if isinstance(searched, keras_tuner.engine.hyperparameters.Float):
+            low, high = searched.min_value, searched.max_value
+            # `rounded` may go over an end.
+            fits = type(value) in (int, float) and 0.999 * low <= value <= 1.001 * high
+        else:
+            fits = value in searched.values
+        if not fits:
+            raise ValueError(f"`{_PROPOSALS}` has {searched.name} {value!r:.40}")
 
 
 def _check_trial(trial, proposed, objective):

@@ -74,7 +74,11 @@ def content_of(path, advice=""):
 def make_folder(folder):
     """Makes a folder, and raises an OSError at once if nothing can be written there."""
     folder.mkdir(parents=True, exist_ok=True)
-    tempfile.TemporaryFile(dir=folder).close()
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        error.filename = str(folder)  # and not that of a file that nobody asked for
+        raise
 
 
 @contextlib.contextmanager
@@ -89,8 +93,11 @@ def replacing(path):
     try:
         yield temporary
         settle(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
+    except BaseException as error:
+        if isinstance(error, OSError) and str(error.filename) == str(temporary):
+            error.filename = str(path)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise
 
 
