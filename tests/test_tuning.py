@@ -22,7 +22,7 @@ from examples.training.errors import LockedError, RunError, UsageError
 from tests.support import tuning_fakes
 from tests.support.command_line import assert_refused
 from tests.support.tuning_fakes import TUNERS, FakeTrain, accuracy, in_this_process, plan, tiny
-from tuning import compare, oracles, report, search, tables
+from tuning import compare, memory, oracles, report, search, tables
 from tuning.chief import role
 from tuning.hypermodel import OBJECTIVES
 from tuning.space import OptimizerSpace
@@ -307,7 +307,7 @@ def test_folder_of_another_search_is_refused(change, complaint, fake, tmp_path, 
         ({"optimizer": "AdamNrom"}, "Argument `optimizer` must be one of"),
         ({"dataset": "cifar11"}, "Argument `dataset` must be one of cifar10"),
         ({"model": "resnet9"}, "Argument `model` must be one of vgg16"),
-        ({"data-dir": "/nowhere"}, "Argument `data_dir` must be an existing folder"),
+        ({"data-dir": "/dev/null/nowhere"}, "Argument `data_dir` must be an existing folder"),
         ({"objective": "val_accuracy"}, "must be one of last_epoch_val_accuracy, last"),
         ({"validation-size": 0}, "needs validation images. Received: validation_size=0"),
         ({"epochs": 0}, "Argument `epochs` must be an integer of at least 1"),
@@ -552,6 +552,20 @@ def test_readme_commands_are_understood():
 
 def test_tables_are_what_the_records_give():
     assert tables.render(README) == README
+
+
+def test_the_memory_of_a_search_is_taken_after_each_trial(fake, monkeypatch):
+    monkeypatch.setattr(records, "device", lambda: {"system": "Linux"})
+    monkeypatch.setattr(records, "versions", lambda: {"tensorflow": "2.21"})
+    record = memory.measure(plan(max_trials=3))
+    assert len(fake.trained) == 3 == len(record["search_mb"])
+    assert 0 < record["search_mb"][0] <= record["search_mb"][-1]
+    assert memory.sentence(record).startswith("Over 3 trials of `cnn` on `synthetic`, the peak")
+
+
+def test_a_search_of_thirty_trials_did_not_grow():
+    peaks = json.loads(memory.RECORD.read_text())["search_mb"]
+    assert len(peaks) == 30 and peaks[-1] < peaks[0] + 10
 
 
 def test_tables_of_collected_records(fake, tmp_path):

@@ -31,7 +31,7 @@ class Options:
 
     trials: Annotated[int, Setting("trials of the search", low=2, high=1000)] = 30
     epochs: Annotated[int, Setting("epochs of each trial", low=1, high=1000)] = 1
-    output: Annotated[pathlib.Path, Setting("the record", metavar="FILE")] = RECORD
+    output: Annotated[pathlib.Path, Setting("the record", metavar="FILE", file=True)] = RECORD
 
 
 def peaks():
@@ -83,6 +83,7 @@ def main(arguments=None):
 
     def action():
         values = options.read(PROGRAM, __doc__, {"options": options.group(Options)}, arguments)
+        from examples.training import records
         from examples.training.recipes import Settings
         from tuning.project import write_json
         from tuning.search import Plan
@@ -92,6 +93,7 @@ def main(arguments=None):
             model="cnn", dataset="digits", epochs=values["epochs"], deterministic=True
         )
         plan = Plan(settings, OptimizerSpace("AdamNorm"), max_trials=values["trials"])
+        records.make_folder(values["output"].parent)
         record = measure(plan)
         write_json(values["output"], record)
         print(sentence(record))

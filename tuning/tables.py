@@ -91,6 +91,14 @@ def _markdown(lines):
     return "\n".join([header, "|---" * len(lines[0]) + "|", *rows])
 
 
+def memory_sentence(folder):
+    """What the record of a search's memory says."""
+    path = folder / memory.RECORD.name
+    record = read_json(path)
+    with records.content_of(path):
+        return memory.sentence(record)
+
+
 TABLES = {"comparison": comparison_table, "trials": trials_table}
 
 
@@ -100,7 +108,7 @@ def render(text, results=None):
         name: lambda folder, table=table: table((results or RESULTS) / folder)
         for name, table in TABLES.items()
     }
-    parts["memory"] = lambda: memory.sentence(read_json((results or RESULTS) / memory.RECORD.name))
+    parts["memory"] = lambda: memory_sentence(results or RESULTS)
     return markdown.render(text, parts)
 
 
