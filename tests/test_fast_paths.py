@@ -287,8 +287,10 @@ def compiled_cases():
 @pytest.mark.parametrize(("subject", "feature", "mode"), list(compiled_cases()))
 def test_compiled(subject, feature, mode):
     """A few steps of a compiled program, on TensorFlow beside Keras' own way eagerly."""
+    # XLA of TensorFlow 2.16 does not round to bfloat16 between operations that it fuses.
+    in_half_precision = mode == "xla" and feature == "mixed_dtypes"
+    own_mode = mode if BACKEND == "jax" or in_half_precision else "eager"
     feature = ANYWHERE[feature]
-    own_mode = mode if BACKEND == "jax" else "eager"
     assert_same(feature(subject.fast, mode), feature(subject.own, own_mode))
 
 
