@@ -7,6 +7,8 @@ clipped before it is squared, so that no Inf arises from finite numbers.
 On a CPU, where a program is compiled for float32, the squares are added up in float64 instead.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import keras
@@ -108,8 +110,14 @@ def _in_order(sums, order):
 
 def _sums_one_by_one(tensors, scales):
     """A full sum of each array in its own shape."""
-    of_each = [[jnp.sum(squares) for squares in _scaled_squares(x, scales)] for x in tensors]
+    of_each = [_sums_of_one(x, scales) for x in tensors]
     return [jnp.stack(of_scale) for of_scale in zip(*of_each, strict=True)]
+
+
+@functools.partial(jax.jit, inline=True)
+def _sums_of_one(x, scales):
+    """One program for each shape, where JAX runs eagerly, and not one for each operation."""
+    return [jnp.sum(squares) for squares in _scaled_squares(x, scales)]
 
 
 def _sums_in_few_kernels(tensors, scales):

@@ -88,9 +88,17 @@ def in_compute_dtype(gradient, variable):
 
 def update_one(optimizer, update, gradient, variable, ratio):
     """Runs the algorithm for one variable, then changes the variable and its state."""
-    step = StepOfOne(optimizer, update, gradient, variable, ratio)
+    step = _step_class(gradient)(optimizer, update, gradient, variable, ratio)
     optimizer.algorithm(step)
     step.finish()
+
+
+def _step_class(gradient):
+    if keras.backend.backend() == "jax" and not private.is_traced_by_jax(gradient):
+        from keras_adanorm.engine.jax_eager import EagerStep
+
+        return EagerStep
+    return StepOfOne
 
 
 class StepOfOne(Step):
