@@ -357,7 +357,7 @@ def test_show_batch_draws_the_batch(tmp_path, capsys):
     ("arguments", "complaint"),
     [
         ("--output batch.doc", "Argument `output` must be a file that ends in one of"),
-        ("--output .", "Argument `output` must be a file that ends in one of"),
+        ("--output .", "Argument `output` must be a file, not a folder or a device"),
         ("--batch-size 1200", "Argument `batch_size` must be an integer from 1 to 256"),
         ("--dataset digits --image-size 9999999", "`image_size` must be an integer from 1 to 4096"),
         ("--dataset mnist", "Argument `dataset` must be one of cifar10"),

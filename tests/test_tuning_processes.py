@@ -298,8 +298,11 @@ def test_a_worker_finds_the_chief_that_was_started_again(tmp_path):
         chief.kill()
         go.touch()
         wait_for(lambda: "does not answer; still trying" in first.stdout.readline(), first)
+        go.unlink()  # or the first one may do all the rest before the second one has started
         again, second = machines.start("chief"), machines.start("second")
         with all_ended(again, second):
+            wait_for(lambda: machines.begun_by("second"), again, first, second)
+            go.touch()
             assert "answers again" in finish(first)
             finish(second)
             output = finish(again)
