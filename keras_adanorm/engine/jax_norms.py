@@ -151,7 +151,8 @@ def _norms_by_float64(tensors):
             else:
                 sums.append(jnp.sum(_wide_squares(_rows([tensors[i] for i in group])), axis=1))
             order += group
-        squared = jnp.concatenate(sums)[np.argsort(order)]
+        # JAX before 0.5 can't compare signed positions here in a loop, to see which are negative.
+        squared = jnp.concatenate(sums)[np.argsort(order).astype("uint32")]
         # JAX before 0.5 has no constant in float64 where the rest of the program has no float64.
         largest = jnp.full(squared.shape, np.finfo("float32").max, "float32")
         largest = jax.lax.convert_element_type(largest, jnp.float64)
