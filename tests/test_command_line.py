@@ -138,6 +138,32 @@ def test_an_interrupt_inside_of_a_text_that_is_executed_ends_with_the_status(tmp
     assert (process.returncode, error) == (130, f"{PROGRAM}: error: interrupted\n")
 
 
+LEAVING = """
+import atexit, os, signal, sys, time
+from examples.training import command_line
+
+def action():
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(30)
+
+atexit.register(os.abort)
+print("said before")
+sys.exit(command_line.run("python -m {program}", action))
+"""
+
+
+@pytest.mark.parametrize(("program", "status"), [("leaving", 130), ("another", -signal.SIGABRT)])
+def test_an_interrupted_program_ends_at_once(program, status, tmp_path, monkeypatch):
+    """Libraries that are half imported may not live through Python's own end."""
+    (tmp_path / "leaving.py").write_text(LEAVING.format(program=program))
+    monkeypatch.syspath_prepend(tmp_path)
+    process = child.start(["-m", "leaving"])
+    output, error = process.communicate(timeout=60)
+    assert process.returncode == status
+    assert error.startswith(f"python -m {program}: error: interrupted\n")
+    assert program == "another" or output == "said before\n"
+
+
 WHILE_IMPORTING = """
 import os, signal, sys, time
 sys.argv[:] = ["-m"]  # so it is until the program itself has been found

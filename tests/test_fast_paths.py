@@ -10,7 +10,14 @@ import pytest
 from keras import ops
 
 from keras_adanorm import AdamNorm, AdaNorm, DiffGradNorm, Radam
-from tests.support.fast_paths import SHAPES, SUBJECTS, state_of, use_small_thresholds
+from tests.support.fast_paths import (
+    AVERAGED,
+    EVERYTHING,
+    SHAPES,
+    SUBJECTS,
+    state_of,
+    use_small_thresholds,
+)
 from tests.support.optimizers import (
     BACKEND,
     MODES,
@@ -103,20 +110,9 @@ def with_rate(name):
 
 
 def everything_around(make, mode):
-    """What Keras does before and after an update."""
-    optimizer = make(
-        LR,
-        weight_decay=0.1,
-        global_clipnorm=8.0,
-        use_ema=True,
-        ema_momentum=0.5,
-        ema_overwrite_frequency=3,
-        loss_scale_factor=2.0,
-    )
+    optimizer = make(LR, **EVERYTHING)
     optimizer.exclude_from_weight_decay(var_names=["vector", "scalar"])
-    # On TensorFlow Keras can't average a variable without elements.
-    names = [name for name in SHAPES if name != "empty"]
-    return run_through(optimizer, mode, params={name: PARAMS[name] for name in names})
+    return run_through(optimizer, mode, params={name: PARAMS[name] for name in AVERAGED})
 
 
 def accumulation(make, mode):

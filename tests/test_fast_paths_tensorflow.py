@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from keras_adanorm import AdamNorm
-from tests.support.fast_paths import SHAPES, SUBJECTS, state_of, use_small_thresholds
+from tests.support.fast_paths import AVERAGED as NAMES
+from tests.support.fast_paths import EVERYTHING, SHAPES, SUBJECTS, state_of, use_small_thresholds
 from tests.support.optimizers import BACKEND, swinging_gradients
 from tests.test_fast_paths import PARAMS, assert_same
 
@@ -21,16 +22,6 @@ import tensorflow as tf
 
 LR = 0.05
 STEPS = 4
-# On TensorFlow Keras can't average a variable without elements.
-NAMES = [name for name in SHAPES if name != "empty"]
-EVERYTHING = dict(
-    weight_decay=0.1,
-    global_clipnorm=8.0,
-    use_ema=True,
-    ema_momentum=0.5,
-    ema_overwrite_frequency=3,
-    loss_scale_factor=2.0,
-)
 SETTINGS = {
     "plain": {},
     "everything": EVERYTHING,

@@ -69,8 +69,20 @@ def run(prog, action, after_interrupt=""):
         # Python remembers an interrupt inside of `exec` of a text, which many imports do, and would
         # end by the signal instead of with the status. The next such `exec` makes it forget.
         exec("")
-        return complain(prog, interrupted, 128 + signals[0])
+        status = complain(prog, interrupted, 128 + signals[0])
+        if _is_running(prog):
+            # A library that was interrupted in its import can crash as Python takes it down.
+            with contextlib.suppress(OSError, ValueError):
+                sys.stdout.flush()
+            os._exit(status)
+        return status
     return complain(prog, reason, status)
+
+
+def _is_running(prog):
+    """Whether this process is the program, and not one that has called it."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return spec is not None and f"python -m {spec.name.removesuffix('.__main__')}" == prog
 
 
 class _handled:

@@ -69,11 +69,8 @@ def gradient_of(variable, gradient):
 
 def states_of(optimizer, variables):
     """The states of some variables: a list of TensorFlow's variables by name."""
-    indices = [optimizer._get_variable_index(variable) for variable in variables]
-    return {
-        name: private.tensors_of([slots[i] for i in indices])
-        for name, slots in optimizer._slots.items()
-    }
+    slots = ways.slots_of(optimizer, variables)
+    return {name: private.tensors_of(states) for name, states in slots.items()}
 
 
 def _widest(gradients):

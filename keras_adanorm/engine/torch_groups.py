@@ -50,7 +50,7 @@ def update_in_groups(optimizer, gradients, variables, learning_rate):
         gradients,
         optimizer.norm_ratios(gradients, variables, norms),
         are_bounded(norms, weights),
-        slots_of(optimizer, variables),
+        ways.slots_of(optimizer, variables),
     )
     left = range(len(weights))
     if form is not None:
@@ -71,12 +71,6 @@ class Batch(NamedTuple):
     def states(self, name, positions):
         """The tensors of a state."""
         return private.tensors_of([self.slots[name][i] for i in positions])
-
-
-def slots_of(optimizer, variables):
-    """The state of variables, lists by name."""
-    indices = [optimizer._get_variable_index(variable) for variable in variables]
-    return {name: [slots[i] for i in indices] for name, slots in optimizer._slots.items()}
 
 
 def items_of(batch):

@@ -86,6 +86,12 @@ def in_compute_dtype(gradient, variable):
     return precision.to_dtype(precision.dense(gradient), dtype)
 
 
+def slots_of(optimizer, variables):
+    """The state of some variables: for each name of a state a list of Keras variables."""
+    indices = [optimizer._get_variable_index(variable) for variable in variables]
+    return {name: [slots[i] for i in indices] for name, slots in optimizer._slots.items()}
+
+
 def update_one(optimizer, update, gradient, variable, ratio):
     """Runs the algorithm for one variable, then changes the variable and its state."""
     step = _step_class(gradient)(optimizer, update, gradient, variable, ratio)

@@ -27,6 +27,17 @@ SHAPES = {
     "medium": (17,),
     "large": (6, 7),
 }
+# What Keras does before and after an update.
+EVERYTHING = dict(
+    weight_decay=0.1,
+    global_clipnorm=8.0,
+    use_ema=True,
+    ema_momentum=0.5,
+    ema_overwrite_frequency=3,
+    loss_scale_factor=2.0,
+)
+# On TensorFlow Keras can't average a variable without elements.
+AVERAGED = [name for name in SHAPES if name != "empty"]
 
 
 def use_small_thresholds(monkeypatch, target="cpu"):
