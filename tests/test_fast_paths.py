@@ -313,7 +313,7 @@ def many_steps(optimizer, loop, steps=5):
 
     def step(carry):
         weights, state, number = carry
-        swing = 1 + 3 * (number % 2)
+        swing = 1 + 29 * ((number + 1) % 2)  # the correction fires from the second step on
         pairs = zip(weights, targets, strict=True)
         gradients = [((weight - target) * swing).astype(weight.dtype) for weight, target in pairs]
         weights, state = optimizer.stateless_apply(state, gradients, weights)
@@ -375,6 +375,7 @@ def test_several_steps_per_execution(subject):
         model.compile(make(LR), "mse", steps_per_execution=together)
         rng = np.random.default_rng(0)
         x, y = rng.normal(size=(12, 3)), rng.normal(size=(12, 4))
+        y[:4] *= 30  # so that the correction fires after the first batch
         model.fit(x, y, batch_size=4, epochs=2, shuffle=False, verbose=0)
         states.append(state_of(model.optimizer, model.trainable_variables))
     assert_same(*states)
