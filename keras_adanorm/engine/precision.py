@@ -129,7 +129,10 @@ def clip(tensor, number):
     if keras.backend.backend() == "torch":
         return tensor.clamp(-number, number)
     if keras.backend.backend() == "jax":
-        import jax.numpy as jnp
+        import jax
+        import numpy as np
 
-        return jnp.clip(tensor, -number, number)
+        # One operation; those of `jax.numpy` are functions, which take longer to trace.
+        limit = np.asarray(number, tensor.dtype)
+        return jax.lax.clamp(-limit, tensor, limit)
     return ops.clip(tensor, -number, number)
