@@ -130,7 +130,6 @@ def clip(tensor, number):
         return tensor.clamp(-number, number)
     if keras.backend.backend() == "jax":
         import jax
-        import numpy as np
 
         # One operation; those of `jax.numpy` are functions, which take longer to trace.
         limit = np.asarray(number, tensor.dtype)
