@@ -293,6 +293,29 @@ def started(s, w, state, t, g):
     return new - LR * (s + w - slow)
 
 
+class Squares:
+    """Squares of a number, of integers and of booleans."""
+
+    slots = ("v", "w")
+    elementwise = True
+
+    def algorithm(self, step):
+        s = step.corrected_gradient
+        sign = ops.cast(ops.sign(s), "int32")
+        v = step.average_of_square("v", 3 * sign + 1, 0.9)
+        w = step.average_of_square("w", 2.0, 0.9)
+        factor = step.square(1.5) + step.square(sign + 2) + step.square(s > 0)
+        step.descend(step.learning_rate * factor * s / (1 + v + w))
+
+
+def squares(s, w, state, t):
+    sign = np.sign(s)
+    state["v"] = 0.9 * state["v"] + 0.1 * (3 * sign + 1) ** 2
+    state["w"] = 0.9 * state["w"] + 0.1 * 4
+    factor = 2.25 + (sign + 2) ** 2 + (s > 0)
+    return w - LR * factor * s / (1 + state["v"] + state["w"])
+
+
 VARIANTS = {
     Lamb: lamb,
     NormalisedMomentum: normalised_momentum,
@@ -307,6 +330,7 @@ VARIANTS = {
     TrapsElementwise: traps,
     Swapped: swapped,
     Started: started,
+    Squares: squares,
 }
 
 

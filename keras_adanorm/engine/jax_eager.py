@@ -25,10 +25,12 @@ class EagerStep(StepOfOne):
         return average
 
     def square(self, x):
+        x = precision.to_dtype(x, self.dtype)
         return _square(x, precision.square_limit(self.dtype))
 
     def average_of_square(self, name, value, decay):
         decay = precision.rounded(decay, self.dtype)
+        value = precision.to_dtype(value, self.dtype)
         average = _average_of_square(
             self.read(name), value, precision.square_limit(self.dtype), decay, 1 - decay
         )

@@ -125,7 +125,7 @@ def maximum(tensor, number):
 
 
 def clip(tensor, number):
-    """The tensor held between `-number` and `number`; NaN stays NaN."""
+    """The tensor of floats held between `-number` and `number`; NaN stays NaN."""
     if keras.backend.backend() == "torch":
         return tensor.clamp(-number, number)
     if keras.backend.backend() == "jax":

@@ -132,8 +132,11 @@ class Step:
         return self.average(name, self.square(value), decay)
 
     def square(self, x: Any) -> Any:
-        """`x ** 2`, held at half the largest number of the dtype, so that its average is finite."""
-        held = precision.clip(x, precision.square_limit(self.dtype))
+        """`x ** 2`, held at half the largest number of the dtype, so that its average is finite.
+
+        `x` is a tensor of any dtype, or a number.
+        """
+        held = precision.clip(precision.to_dtype(x, self.dtype), precision.square_limit(self.dtype))
         return held * held
 
     def root(self, x: Any, floor: Any) -> Any:
