@@ -64,6 +64,8 @@ SOME = [name for name in ("sgd_momentum", "nadam", "adamw", "muon", "radam") if 
 some_inner = pytest.mark.parametrize("inner", SOME)
 # Eager steps are quick to test. XLA, which may round a fused program otherwise, is left to others.
 COMPILED = {"tensorflow": "graph", "jax": "jit", "torch": "eager"}[BACKEND]
+# JAX has nothing but XLA, and two programs of it may differ in the last digit.
+SAME_WHEN_COMPILED = {"rtol": 1e-6, "atol": 1e-7} if BACKEND == "jax" else {}
 
 SHAPES = {"matrix": (4, 3), "vector": (3,), "kernel": (2, 2, 3)}
 # What an optimizer of Keras can be asked to do with gradients and weights, beside its algorithm.
@@ -219,9 +221,11 @@ def test_settings_keep_their_meaning_once(inner, setting):
     )
     for run in (wrapped, bare):
         run.optimizer.finalize_variable_values(run.variables)
-    assert_equal_lists(values(wrapped.variables), values(bare.variables))
+    assert_equal_lists(values(wrapped.variables), values(bare.variables), **SAME_WHEN_COMPILED)
     assert_equal_lists(
-        values(wrapped.optimizer.inner_optimizer.variables), values(bare.optimizer.variables)
+        values(wrapped.optimizer.inner_optimizer.variables),
+        values(bare.optimizer.variables),
+        **SAME_WHEN_COMPILED,
     )
     for name, value in settings.items():
         assert getattr(wrapped.optimizer, name) == value
