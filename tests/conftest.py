@@ -1,5 +1,6 @@
 """Fixtures of all tests. They run on the backend that `KERAS_BACKEND` names."""
 
+import collections
 import gc
 import os
 import pathlib
@@ -29,6 +30,30 @@ def pytest_addoption(parser):
         action="store_true",
         help="leave out what tests the examples, the tuning and the pages",
     )
+    parser.addoption(
+        "--quick",
+        action="store_true",
+        help="of the tests that are marked with `quick`, run only so many cases",
+    )
+
+
+def pytest_collection_modifyitems(config, items):
+    """With `--quick`: of a marked test, cases at even distances."""
+    if not config.option.quick:
+        return
+    tests = collections.defaultdict(list)
+    for item in items:
+        tests[item.parent, getattr(item, "originalname", item.name)].append(item)
+    left_out = set()
+    for cases in tests.values():
+        marker = cases[0].get_closest_marker("quick")
+        if marker is not None:
+            # The `+ i`: or it would be the same mode of each class, where modes vary fastest.
+            count = min(marker.args[0], len(cases))
+            kept = {(i * len(cases) // count + i) % len(cases) for i in range(count)}
+            left_out.update(case for i, case in enumerate(cases) if i not in kept)
+    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+    items[:] = [item for item in items if item not in left_out]
 
 
 def pytest_ignore_collect(collection_path, config):

@@ -7,7 +7,10 @@ from tests.support.child import run_module
 from tests.support.coverage_table import KEEP_NORMS, SETUPS
 from tests.support.optimizers import BACKEND
 
-pytestmark = pytest.mark.skipif(BACKEND != "tensorflow", reason="needs TensorFlow")
+pytestmark = [
+    pytest.mark.skipif(BACKEND != "tensorflow", reason="needs TensorFlow"),
+    pytest.mark.quick(0),
+]
 
 every_optimizer = pytest.mark.parametrize("name", SETUPS["mirrored"].optimizers)
 CLOSE = dict(rtol=2e-6, atol=3e-7)  # a few roundings of float32

@@ -161,6 +161,7 @@ def run_inside(construct, optimizer, variables):
 
 @pytest.mark.parametrize("construct", CONSTRUCTS)
 @every_subject
+@pytest.mark.quick(12)
 def test_around_a_step(subject, construct):
     construct = CONSTRUCTS[construct]
     state = run_inside(construct, subject.fast(LR), keras_variables())
@@ -225,6 +226,7 @@ def fit(optimizer, **compile_arguments):
 
 @every_setting
 @every_subject
+@pytest.mark.quick(4)
 def test_several_steps_in_one_program(subject, setting):
     state = fit(subject.fast(LR / 50, **SETTINGS[setting]), steps_per_execution=3)
     own = fit(subject.own(LR / 50, **SETTINGS[setting]), run_eagerly=True)
