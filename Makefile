@@ -1,5 +1,5 @@
 # make demo            trains on the digits, prints a table, draws runs/demo.png
-# make test            the tests of the optimizers on TensorFlow and JAX
+# make test            the tests of the optimizers on TensorFlow and JAX, a few cases of each
 # make test-all        all tests, on TensorFlow, JAX and torch
 # make test-versions   the tests of the optimizers with older and newer versions, see tox.toml
 # make test-nightly    the same with the nightly build of Keras
@@ -27,7 +27,7 @@ test: test-tensorflow test-jax
 test-all: test-all-tensorflow test-all-jax test-all-torch
 
 test-tensorflow test-jax: test-%: $(VENV)/.test
-	KERAS_BACKEND=$* $(PYTEST) --optimizers-only tests keras_adanorm
+	KERAS_BACKEND=$* $(PYTEST) --optimizers-only --quick tests keras_adanorm
 
 test-all-tensorflow: $(VENV)/.dev
 	KERAS_BACKEND=tensorflow $(PYTEST)

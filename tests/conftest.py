@@ -20,6 +20,7 @@ with contextlib.suppress(ImportError):
     import tyro  # noqa: F401
 
 TESTS = pathlib.Path(__file__).parent
+QUICK = 4  # cases of a test
 ON_TENSORFLOW_ONLY = {"test_devices_document.py", "test_packaging.py", "test_reference.py"}
 IN_A_CLONE_ONLY = {"test_docs.py", "test_loops.py"}
 
@@ -33,27 +34,24 @@ def pytest_addoption(parser):
     parser.addoption(
         "--quick",
         action="store_true",
-        help="of the tests that are marked with `quick`, run only so many cases",
+        help=f"of each test at most {QUICK} cases, and none of those that are marked as long",
     )
 
 
 def pytest_collection_modifyitems(config, items):
-    """With `--quick`: of a marked test, cases at even distances."""
     if not config.option.quick:
         return
     tests = collections.defaultdict(list)
     for item in items:
         tests[item.parent, getattr(item, "originalname", item.name)].append(item)
-    left_out = set()
+    kept = set()
     for cases in tests.values():
-        marker = cases[0].get_closest_marker("quick")
-        if marker is not None:
-            # The `+ i`: or it would be the same mode of each class, where modes vary fastest.
-            count = min(marker.args[0], len(cases))
-            kept = {(i * len(cases) // count + i) % len(cases) for i in range(count)}
-            left_out.update(case for i, case in enumerate(cases) if i not in kept)
-    config.hook.pytest_deselected(items=[item for item in items if item in left_out])
-    items[:] = [item for item in items if item not in left_out]
+        if cases[0].get_closest_marker("long") is None:
+            count = min(QUICK, len(cases))
+            # At even distances. The `+ i`: or all might be in the mode that varies fastest.
+            kept.update(cases[(i * len(cases) // count + i) % len(cases)] for i in range(count))
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = [item for item in items if item in kept]
 
 
 def pytest_ignore_collect(collection_path, config):

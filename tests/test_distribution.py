@@ -9,7 +9,7 @@ from tests.support.optimizers import BACKEND
 
 pytestmark = [
     pytest.mark.skipif(BACKEND != "tensorflow", reason="needs TensorFlow"),
-    pytest.mark.quick(0),
+    pytest.mark.long,
 ]
 
 every_optimizer = pytest.mark.parametrize("name", SETUPS["mirrored"].optimizers)

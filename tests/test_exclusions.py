@@ -62,7 +62,6 @@ def train(run, steps=6):
 @every_mode
 @every_way
 @every_maker
-@pytest.mark.quick(10)
 def test_excluded_variables_are_updated_as_without_gamma(make, way, mode):
     if mode == "xla" and way != "both":
         pytest.skip("one way is enough to compile")
@@ -163,7 +162,6 @@ def from_nothing(optimizer, variables):
 
 @pytest.mark.parametrize("exclude", [from_norm_correction, from_weight_decay])
 @every_maker
-@pytest.mark.quick(3)
 def test_saved_model_keeps_what_is_excluded(make, exclude, tmp_path):
     if make is adanorm and exclude is from_weight_decay:
         pytest.skip("Keras' own optimizers don't keep what is excluded from weight decay")

@@ -376,7 +376,6 @@ def assert_same(run, expected):
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("gamma", [None, 0.0, 0.9], ids=["plain", "gamma=0", "gamma=0.9"])
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.__name__)
-@pytest.mark.quick(35)
 def test_variant(variant, gamma, mode):
     """The same numbers as NumPy, with the correction, without it and with it off."""
     if gamma == 0.0 and mode != "eager":

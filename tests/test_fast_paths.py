@@ -246,7 +246,6 @@ if BACKEND != "torch":  # there Keras takes no arrays
 
 @pytest.mark.parametrize("feature", ANYWHERE | EAGERLY)
 @every_subject
-@pytest.mark.quick(36)
 def test_eagerly(subject, feature):
     if BACKEND == "jax" and feature == "accumulation":
         pytest.skip("eagerly Keras compiles the branches anew in each step; see test_compiled")
@@ -282,7 +281,6 @@ def compiled_cases():
 
 
 @pytest.mark.parametrize(("subject", "feature", "mode"), list(compiled_cases()))
-@pytest.mark.quick(10)
 def test_compiled(subject, feature, mode):
     """A few steps of a compiled program, on TensorFlow beside Keras' own way eagerly."""
     # XLA of TensorFlow 2.16 does not round to bfloat16 between operations that it fuses.
@@ -298,7 +296,6 @@ def test_compiled(subject, feature, mode):
     [*(("gpu", subject) for subject in SUBJECTS), ("tpu", SUBJECTS[0]), ("tpu", SUBJECTS[-1])],
     ids=str,
 )
-@pytest.mark.quick(2)
 def test_program_for_another_device(target, subject, monkeypatch):
     """What JAX compiles for a GPU or TPU computes the same on a CPU."""
     use_small_thresholds(monkeypatch, target)
@@ -361,7 +358,6 @@ def while_loop(step, carry, steps):
 @pytest.mark.skipif(BACKEND != "jax", reason="needs JAX")
 @pytest.mark.parametrize("loop", [jit_in_jit, scan, fori_loop, while_loop])
 @every_subject
-@pytest.mark.quick(6)
 def test_loops_of_jax(subject, loop):
     assert_same(many_steps(subject.fast(LR), loop), many_steps(subject.own(LR), python_loop))
 

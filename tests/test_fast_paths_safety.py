@@ -49,7 +49,6 @@ def stream(steps=4, seed=0):
 
 @every_mode
 @every_subject
-@pytest.mark.quick(5)
 def test_inf_and_nan_stay_in_their_variable(subject, mode):
     clean, run = (Run(subject.fast(LR), PARAMS, mode=mode) for _ in range(2))
     bad = {"twin": np.nan, "large": np.inf, "scalar": -np.inf}
@@ -69,7 +68,6 @@ def test_inf_and_nan_stay_in_their_variable(subject, mode):
 
 @every_mode
 @every_subject
-@pytest.mark.quick(5)
 def test_a_ratio_at_its_bound(subject, mode):
     """After large gradients the smallest ones are scaled by the largest number of the dtype."""
     states = []
@@ -328,7 +326,6 @@ print("freed")
 
 
 @every_mode
-@pytest.mark.quick(1)
 def test_deleted_optimizers_free_their_memory(mode):
     """One per task, say: all that was kept or recorded for one goes with it.
 

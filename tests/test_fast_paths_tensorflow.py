@@ -161,7 +161,6 @@ def run_inside(construct, optimizer, variables):
 
 @pytest.mark.parametrize("construct", CONSTRUCTS)
 @every_subject
-@pytest.mark.quick(12)
 def test_around_a_step(subject, construct):
     construct = CONSTRUCTS[construct]
     state = run_inside(construct, subject.fast(LR), keras_variables())
@@ -224,9 +223,12 @@ def fit(optimizer, **compile_arguments):
     return state_of(optimizer, model.trainable_variables)
 
 
-@every_setting
-@every_subject
-@pytest.mark.quick(4)
+@pytest.mark.parametrize(
+    ("subject", "setting"),
+    [(subject, "everything") for subject in SUBJECTS]
+    + [(subject, other) for subject in SUBJECTS[::5] for other in ("plain", "accumulation")],
+    ids=str,
+)
 def test_several_steps_in_one_program(subject, setting):
     state = fit(subject.fast(LR / 50, **SETTINGS[setting]), steps_per_execution=3)
     own = fit(subject.own(LR / 50, **SETTINGS[setting]), run_eagerly=True)

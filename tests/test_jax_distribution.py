@@ -13,7 +13,7 @@ from tests.support.coverage_table import SETUPS
 from tests.support.optimizers import BACKEND
 
 pytestmark = [
-    pytest.mark.quick(0),
+    pytest.mark.long,
     pytest.mark.skipif(BACKEND != "jax", reason="needs JAX"),
     pytest.mark.filterwarnings("ignore:__array__ implementation"),
 ]

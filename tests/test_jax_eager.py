@@ -55,7 +55,6 @@ def adam():
 
 
 @pytest.mark.parametrize("name", MAKERS)
-@pytest.mark.quick(2)
 def test_first_step_compiles_no_more_than_keras_adam(name, adam):
     assert adam >= 20  # or the programs were not counted
     assert programs_of_shapes(MAKERS[name], 1000 + 10 * list(MAKERS).index(name)) <= 1.3 * adam

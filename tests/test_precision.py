@@ -70,7 +70,6 @@ def trained(name, precision):
     ("name", "precision"),
     [(n, p) for p in PRECISIONS for n in SETUPS[f"{BACKEND} {p}"].optimizers],
 )
-@pytest.mark.quick(2)
 def test_digits_as_in_float32(name, precision):
     _, full_accuracy = trained(name, "float32")
     loss, accuracy = trained(name, precision)

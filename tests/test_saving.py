@@ -255,7 +255,6 @@ def adam(tmp_path_factory):
     return train_straight(optimizer, tmp_path_factory.mktemp("adam"))
 
 
-@pytest.mark.quick(4)
 def test_model_checkpoint(straight):
     cls, expected, folder = straight
     model = fit(keras.models.load_model(folder / "2.keras"), initial_epoch=2)

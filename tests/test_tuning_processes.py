@@ -49,8 +49,10 @@ def start_search(arguments, before="", **environment):
 
 
 def wait_for(condition, *processes):
-    """Waits until `condition()`, unless a process ends before."""
+    """Waits until `condition()` is true, at most five minutes, unless a process ends before."""
+    deadline = time.monotonic() + 300
     while not condition():
+        assert time.monotonic() < deadline
         ended = [process for process in processes if process.poll() is not None]
         assert not ended, ended[0].communicate()[0]
         time.sleep(0.01)
@@ -79,20 +81,43 @@ def trials(folder):
     return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
 
 
+def trainer_of(process):
+    """The id of the process that trains for a search."""
+    children = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+    return int(children.split()[-1])
+
+
+def has_ended(process_id):
+    try:
+        state = pathlib.Path(f"/proc/{process_id}/stat").read_text().rpartition(") ")[2]
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    return state.startswith("Z")  # nobody has asked for its exit status yet
+
+
 def test_a_killed_search_ends_as_an_unbroken_one(tmp_path):
     """Same seed, same trials and the same scores; killed in its second trial, still the same."""
     arguments = [*TINY, "--max-trials", "2"]
     killed, whole = ([*arguments, "--directory", str(tmp_path / n)] for n in ("killed", "whole"))
     process = start_search(killed)
-    wait_for(lambda: list(tmp_path.glob("killed/*/trial_1/execution0/checkpoints")), process)
-    process.kill()
-    process.communicate()
+    with all_ended(process):
+        wait_for(lambda: list(tmp_path.glob("killed/*/trial_1/execution0/checkpoints")), process)
+        trainer = trainer_of(process)
     assert process.returncode == -signal.SIGKILL
+    wait_for(lambda: has_ended(trainer))
     (first,) = tmp_path.glob(f"killed/*/trial_0/execution0/{run.RECORD}")
+    assert not list(tmp_path.glob(f"killed/*/trial_1/execution0/{run.RECORD}"))
     written = first.stat().st_mtime_ns
 
-    # The process that trained has ended with its parent, or the folder would be locked for long.
-    code = f"from tuning import search; exit(search.main({killed}) + search.main({whole}))"
+    code = (
+        "import os\n"
+        "from tuning import search\n"
+        f"assert search.main({killed}) + search.main({whole}) == 0\n"
+        "import tensorflow as tf\n"
+        # Once the devices are set up this raises.
+        "tf.config.threading.set_inter_op_parallelism_threads(3)\n"
+        "print('mine:', os.getpid())"
+    )
     output = finish(start(code))
     assert "1 of 2 trials are finished" in output
     assert first.stat().st_mtime_ns == written
@@ -100,22 +125,9 @@ def test_a_killed_search_ends_as_an_unbroken_one(tmp_path):
     assert rows == trials(tmp_path / "whole")
     assert [row["status"] for row in rows] == ["COMPLETED"] * 2
 
-
-def test_the_search_itself_trains_nothing_and_uses_no_device(tmp_path):
-    """Each trial has a process; TensorFlow's devices are not even set up in that of the search."""
-    arguments = [*TINY, "--max-trials", "2", "--directory", str(tmp_path)]
-    code = (
-        "import os\n"
-        "from tuning import search\n"
-        f"assert search.main({arguments}) == 0\n"
-        "import tensorflow as tf\n"
-        # Once the devices are set up this raises.
-        "tf.config.threading.set_inter_op_parallelism_threads(3)\n"
-        "print('mine:', os.getpid())"
-    )
-    output = finish(start(code))
+    # The search itself trains nothing: each trial has a process.
     mine = re.search(r"mine: (\d+)", output)[1]
-    events = [path.name for path in tmp_path.glob("*/trial_*/execution0/tensorboard/train/*")]
+    events = [p.name for p in tmp_path.glob("whole/*/trial_*/execution0/tensorboard/train/*")]
     processes = {re.search(r"\.(\d+)\.\d+\.v2$", name)[1] for name in events}
     assert len(processes) == 2
     assert mine not in processes
@@ -176,16 +188,7 @@ def in_training(folder):
     process = start_search([*TINY, "--max-trials", "1", "--directory", str(folder)])
     with all_ended(process):
         wait_for(lambda: list(folder.glob("*/trial_0/execution0/checkpoints")), process)
-        children = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
-        yield process, int(children.split()[-1])
-
-
-def has_ended(process_id):
-    try:
-        state = pathlib.Path(f"/proc/{process_id}/stat").read_text().rpartition(") ")[2]
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-    return state.startswith("Z")  # nobody has asked for its exit status yet
+        yield process, trainer_of(process)
 
 
 def test_a_process_that_dies_stops_the_search_and_fails_no_trial(tmp_path):
@@ -206,17 +209,6 @@ def test_ctrl_c_ends_search_and_training(tmp_path):
         assert has_ended(trainer)
     assert "Traceback" not in output
     assert output.count("error: interrupted; the same command goes on") == 1
-
-
-def test_the_process_that_trains_ends_with_a_search_that_is_killed(tmp_path):
-    with in_training(tmp_path) as (process, trainer):
-        process.kill()
-        process.wait()
-        deadline = time.monotonic() + 60
-        while not has_ended(trainer):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-    assert not list(tmp_path.glob("*/trial_0/execution0/record.json"))
 
 
 class Machines:
