@@ -59,7 +59,8 @@ def _scaled_norms(tensors):
     limit = 120 if peaks.dtype == torch.float32 else 1000
     exponents = torch.frexp(peaks).exponent.clamp(-limit, limit)
     usable = peaks.isfinite() & (peaks > 0)
-    scales = torch.ldexp(torch.ones_like(peaks), torch.where(usable, exponents, 0))
+    # Not `ldexp`: torch 2.4 computes its power of 2 in float32, even for float64.
+    scales = torch.pow(2.0, torch.where(usable, exponents, 0).to(peaks.dtype))
     scaled = [tensor / scale for tensor, scale in zip(tensors, scales.unbind(), strict=True)]
     norms = torch.stack(torch._foreach_norm(scaled))
     # The product may leave the range only where the norm itself is beyond the largest number.
