@@ -359,7 +359,9 @@ def while_loop(step, carry, steps):
 @pytest.mark.parametrize("loop", [jit_in_jit, scan, fori_loop, while_loop])
 @every_subject
 def test_loops_of_jax(subject, loop):
-    assert_same(many_steps(subject.fast(LR), loop), many_steps(subject.own(LR), python_loop))
+    # The gradients depend on the weights, so that a rounding grows from step to step.
+    found, expected = many_steps(subject.fast(LR), loop), many_steps(subject.own(LR), python_loop)
+    assert_same(found, expected, roundings=200)
 
 
 @pytest.mark.skipif(BACKEND != "jax", reason="needs JAX")
