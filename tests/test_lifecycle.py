@@ -13,10 +13,10 @@ from tests.support.coverage_table import make
 from tests.support.optimizers import BACKEND, KERAS, to_numpy
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation")
-# What Keras raises for a variable that it does not know. Before 3.12, it fails to name the variable
+# What Keras raises for a variable that it does not know. Before 3.13, it fails to name the variable
 # in a graph of TensorFlow.
 UNKNOWN, MESSAGE = ValueError, "(?s)Unknown variable.*recreate a new optimizer"
-if BACKEND == "tensorflow" and KERAS < (3, 12):
+if BACKEND == "tensorflow" and KERAS < (3, 13):
     UNKNOWN, MESSAGE = (ValueError, NotImplementedError), f"{MESSAGE}|numpy\\(\\) is only available"
 # JAX compiles each anew.
 some_optimizers = pytest.mark.parametrize(
