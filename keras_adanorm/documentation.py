@@ -1,5 +1,7 @@
 """The parts that the docstrings of the optimizers have in common, written once."""
 
+import inspect
+
 _LEARNING_RATE_AND_BETAS = """learning_rate: A float, a
             `keras.optimizers.schedules.LearningRateSchedule`, or a callable that takes no argument
             and returns the learning rate. Defaults to `0.001`.
@@ -66,9 +68,11 @@ def documented(
             parts.append(_CORRECTION.format(plain=plain, moments=moments))
         parts.append(_KERAS.format(bias=bias))
         parts.append(_EPSILON_HAT.format(note="" if bias else _NO_DIFFERENCE))
-        doc = cls.__doc__ or ""  # none under `python -OO`
-        doc = doc.replace("{{arguments}}", "\n        ".join(parts))
-        cls.__doc__ = doc.replace("{{raises}}", _RAISES)
+        # Python takes the indentation off a docstring from 3.13 on; `python -OO` leaves none.
+        doc = inspect.cleandoc(cls.__doc__ or "")
+        for name, text in (("arguments", "\n        ".join(parts)), ("raises", _RAISES)):
+            doc = doc.replace(f"{{{{{name}}}}}", text.replace("\n    ", "\n"))
+        cls.__doc__ = doc
         return cls
 
     return fill

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from keras_adanorm import AdaNorm, GradientNormMonitor
+from keras_adanorm.documentation import documented
 from tests.support.optimizers import CLASSES, every_class, every_norm_class
 
 NAN, INF = float("nan"), float("inf")
@@ -144,6 +145,16 @@ def test_every_argument_is_documented(cls):
     documented = re.findall(r"^    (\w+):", arguments.partition("\n\n")[0], re.MULTILINE)
     parameters = _parameters(cls).values()
     assert sorted(documented) == sorted(p.name for p in parameters if p.kind != p.VAR_KEYWORD)
+
+
+@pytest.mark.parametrize("indentation", ["", "    "])
+def test_the_docstring_is_filled_in_with_and_without_indentation(indentation):
+    """Python takes the indentation off from 3.13 on."""
+    lines = ["A class.", "", "Args:", "    {{arguments}}", "", "Raises:", "    {{raises}}", ""]
+    doc = f"\n{indentation}".join(lines)
+    filled = documented()(type("Some", (), {"__doc__": doc})).__doc__
+    assert "\n    beta_1: " in filled and "\n    name: " in filled
+    assert "\n    ValueError: " in filled and "\n        value and what" in filled
 
 
 @pytest.mark.parametrize("cls", [*CLASSES, AdaNorm, GradientNormMonitor])
