@@ -70,8 +70,9 @@ def documented(
         parts.append(_EPSILON_HAT.format(note="" if bias else _NO_DIFFERENCE))
         # Python takes the indentation off a docstring from 3.13 on; `python -OO` leaves none.
         doc = inspect.cleandoc(cls.__doc__ or "")
-        for name, text in (("arguments", "\n        ".join(parts)), ("raises", _RAISES)):
-            doc = doc.replace(f"{{{{{name}}}}}", text.replace("\n    ", "\n"))
+        texts = {"{{arguments}}": "\n        ".join(parts), "{{raises}}": _RAISES}
+        for place, text in texts.items():  # written above with the indentation of a class
+            doc = doc.replace(place, text.replace("\n    ", "\n"))
         cls.__doc__ = doc
         return cls
 

@@ -303,8 +303,11 @@ def test_program_for_another_device(target, subject, monkeypatch):
     assert_same(*runs)
 
 
-def many_steps(optimizer, loop, steps=5):
-    """Steps of `stateless_apply` with gradients that depend on the weights, in a loop of JAX."""
+def many_steps(optimizer, loop, steps=4):
+    """Steps of `stateless_apply` with gradients that depend on the weights, in a loop of JAX.
+
+    They are few: a rounding of the weights grows from step to step.
+    """
     import jax
 
     variables = [keras.Variable(value, name=name) for name, value in PARAMS.items()]
@@ -359,9 +362,7 @@ def while_loop(step, carry, steps):
 @pytest.mark.parametrize("loop", [jit_in_jit, scan, fori_loop, while_loop])
 @every_subject
 def test_loops_of_jax(subject, loop):
-    # The gradients depend on the weights, so that a rounding grows from step to step.
-    found, expected = many_steps(subject.fast(LR), loop), many_steps(subject.own(LR), python_loop)
-    assert_same(found, expected, roundings=200)
+    assert_same(many_steps(subject.fast(LR), loop), many_steps(subject.own(LR), python_loop))
 
 
 @pytest.mark.skipif(BACKEND != "jax", reason="needs JAX")

@@ -223,12 +223,8 @@ def fit(optimizer, **compile_arguments):
     return state_of(optimizer, model.trainable_variables)
 
 
-@pytest.mark.parametrize(
-    ("subject", "setting"),
-    [(subject, "everything") for subject in SUBJECTS]
-    + [(subject, other) for subject in SUBJECTS[::5] for other in ("plain", "accumulation")],
-    ids=str,
-)
+@every_setting
+@every_subject
 def test_several_steps_in_one_program(subject, setting):
     state = fit(subject.fast(LR / 50, **SETTINGS[setting]), steps_per_execution=3)
     own = fit(subject.own(LR / 50, **SETTINGS[setting]), run_eagerly=True)

@@ -2,15 +2,13 @@
 
 import runpy
 import socket
-from importlib import metadata
 
 import numpy as np
 import pytest
-from packaging.version import Version
 
 from tests.support.child import ROOT, output, run_module, start
 from tests.support.coverage_table import SETUPS
-from tests.support.optimizers import BACKEND
+from tests.support.optimizers import BACKEND, OLD_JAX
 
 pytestmark = [
     pytest.mark.long,
@@ -19,7 +17,6 @@ pytestmark = [
 ]
 
 CLOSE = dict(rtol=2e-6, atol=3e-7)  # a few roundings of float32
-OLD_JAX = BACKEND == "jax" and Version(metadata.version("jax")) < Version("0.5")
 
 
 @pytest.fixture(scope="module")

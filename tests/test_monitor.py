@@ -1,16 +1,15 @@
 """GradientNormMonitor: the norms it derives are the norms that were there."""
 
 import csv
-from importlib import metadata
 
 import keras
 import numpy as np
 import pytest
-from packaging.version import Version
 
 import keras_adanorm
 from keras_adanorm import registry
 from keras_adanorm.monitor import GradientNormMonitor, norms_between
+from tests.support.optimizers import OLD_TORCH
 
 NORMS = np.array([1.0, 2.0, 0.5, 0.0, 0.25, 4.0, 1e-3, 3.0, 3.0, 0.1, 0.0, 2.0])
 VARIANTS = [cls.__name__ for cls in registry.NORM_VARIANTS]
@@ -71,9 +70,8 @@ def test_norms_are_those_of_the_gradients(name):
 
 @pytest.mark.parametrize("mode", [{"run_eagerly": True}, {"jit_compile": True}, {}])
 def test_every_mode_of_execution(mode):
-    if keras.backend.backend() == "torch" and "jit_compile" in mode:
-        if Version(metadata.version("torch")) < Version("2.5"):
-            pytest.skip("torch 2.4 can't compile Keras' `fit`, with whatever optimizer")
+    if OLD_TORCH and "jit_compile" in mode:
+        pytest.skip("torch 2.4 can't compile Keras' `fit`, with whatever optimizer")
     monitor = GradientNormMonitor(per_step=True)
     fit(keras_adanorm.AdamNorm(0.01), [monitor], **mode)
     check(monitor, NORMS, 0.95)

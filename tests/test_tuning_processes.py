@@ -48,9 +48,9 @@ def start_search(arguments, before="", **environment):
     return start(code, **environment)
 
 
-def wait_for(condition, *processes):
-    """Waits until `condition()` is true, at most five minutes, unless a process ends before."""
-    deadline = time.monotonic() + 300
+def wait_for(condition, *processes, seconds=300):
+    """Waits until `condition()` is true, but not for long, and not if a process ends before."""
+    deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
         ended = [process for process in processes if process.poll() is not None]
@@ -104,7 +104,7 @@ def test_a_killed_search_ends_as_an_unbroken_one(tmp_path):
         wait_for(lambda: list(tmp_path.glob("killed/*/trial_1/execution0/checkpoints")), process)
         trainer = trainer_of(process)
     assert process.returncode == -signal.SIGKILL
-    wait_for(lambda: has_ended(trainer))
+    wait_for(lambda: has_ended(trainer), seconds=60)
     (first,) = tmp_path.glob(f"killed/*/trial_0/execution0/{run.RECORD}")
     assert not list(tmp_path.glob(f"killed/*/trial_1/execution0/{run.RECORD}"))
     written = first.stat().st_mtime_ns

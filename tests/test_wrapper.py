@@ -17,6 +17,7 @@ from tests.support import make_saved
 from tests.support.optimizers import (
     BACKEND,
     KERAS,
+    OLD_JAX,
     Run,
     floatx,
     swinging_gradients,
@@ -64,8 +65,8 @@ SOME = [name for name in ("sgd_momentum", "nadam", "adamw", "muon", "radam") if 
 some_inner = pytest.mark.parametrize("inner", SOME)
 # Eager steps are quick to test. XLA, which may round a fused program otherwise, is left to others.
 COMPILED = {"tensorflow": "graph", "jax": "jit", "torch": "eager"}[BACKEND]
-# JAX has nothing but XLA, and two programs of it may differ in the last digit.
-SAME_WHEN_COMPILED = {"rtol": 1e-6, "atol": 1e-7} if BACKEND == "jax" else {}
+# The XLA of JAX 0.4 rounds the last digit of two programs differently on some processors.
+SAME_WHEN_COMPILED = {"rtol": 1e-6, "atol": 1e-7} if OLD_JAX else {}
 
 SHAPES = {"matrix": (4, 3), "vector": (3,), "kernel": (2, 2, 3)}
 # What an optimizer of Keras can be asked to do with gradients and weights, beside its algorithm.

@@ -1,10 +1,12 @@
 """The classes under test, and how to step through one of them in each execution mode."""
 
 import contextlib
+from importlib import metadata
 
 import keras
 import numpy as np
 import pytest
+from packaging.version import Version
 
 from keras_adanorm.engine import private
 from keras_adanorm.registry import NORM_VARIANTS, OPTIMIZERS, PLAIN_OPTIMIZERS
@@ -19,6 +21,8 @@ PLAIN_OF = {norm: plain for norm, plain in ALL_PAIRS.items() if plain in PLAIN_C
 
 BACKEND = keras.backend.backend()
 KERAS = tuple(int(part) for part in keras.version().split(".")[:2])
+OLD_JAX = BACKEND == "jax" and Version(metadata.version("jax")) < Version("0.5")
+OLD_TORCH = BACKEND == "torch" and Version(metadata.version("torch")) < Version("2.5")
 # How a training loop may run the update. In the first a few steps are quickest to test.
 MODES = {
     "tensorflow": ("eager", "graph", "xla"),
