@@ -82,7 +82,8 @@ class AdaNorm(keras.optimizers.Optimizer):
             `DiffGrad`, `Radam` and `AdaBelief`, and any class that writes its algorithm in
             `update_step`.
         gamma: Float in [0, 1), the decay of the average gradient norm `e_t`. With 0 the wrapper
-            equals the inner optimizer bit for bit. Defaults to `0.95`.
+            equals the inner optimizer bit for bit; compiled by JAX 0.4, the last digit may differ.
+            Defaults to `0.95`.
         max_correction: Float, at least 1, an upper bound on `e_t / ||g_t||`, or `None` for none, as
             in the paper. Defaults to `None`.
         name: String or `None`, the name of the optimizer. Defaults to `None`.
