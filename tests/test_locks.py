@@ -48,11 +48,11 @@ def test_many_that_want_it_have_it_in_turn(tmp_path):
 def test_the_lock_ends_with_a_killed_process(tmp_path):
     path = tmp_path / "lock"
     code = (
-        "import sys\n"
+        "import time\n"
         "from examples.training import locks\n"
         f"with locks.hold({str(path)!r}):\n"
         "    print('in', flush=True)\n"
-        "    sys.stdin.read()"
+        "    time.sleep(1000)"
     )
     process = child.start(["-c", code])
     assert process.stdout.readline() == "in\n"

@@ -215,14 +215,36 @@ def test_a_diverged_run_is_kept_as_failed_and_the_series_goes_on(series, trained
     assert series.failure(failed) == "The loss is nan."
 
 
+WAITS_IN_SECOND_EPOCH = """
+import pathlib, sys, time
+import keras
+from examples.study import reproduce, series
+from examples.training import run
+
+train = run.train
+
+def watched(settings, output_dir, *rest, **options):
+    def wait(epoch, logs):
+        if (settings.optimizer, epoch) == ("RadamNorm", 1):
+            pathlib.Path(output_dir, "waits").touch()
+            time.sleep(1000)
+
+    observer = keras.callbacks.LambdaCallback(on_epoch_begin=wait)
+    return train(settings, output_dir, *rest, observers=[observer], **options)
+
+series.run.train = watched
+sys.exit(reproduce.main(sys.argv[1:]))
+"""
+
+
 def test_a_killed_series_goes_on_where_it_stopped(tmp_path):
     """A process is killed in the second epoch of its second run; another one takes over."""
     arguments = ["--scale", "smoke", "--folder", str(tmp_path), "--seeds", "1", "--only", "Radam"]
-    killed = child.start(["-m", "examples.study.reproduce", "table1", *arguments])
+    killed = child.start(["-c", WAITS_IN_SECOND_EPOCH, "table1", *arguments])
     first, second = smoke(seeds=1)[4:6]
     series = series_module.Series(tmp_path)
     try:
-        wait_for(lambda: (series._working_folder(second) / "metrics.csv").exists(), killed)
+        wait_for((series._working_folder(second) / "waits").exists, killed)
     finally:
         killed.kill()
         killed.communicate()

@@ -148,13 +148,23 @@ def test_a_killed_run_ends_as_an_unbroken_one(tmp_path):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     unbroken = start([*arguments, "--output-dir", str(whole)])
 
-    # From outside, as soon as an epoch is finished.
-    process = start([*arguments, "--output-dir", str(broken)])
+    # From outside, when an epoch is finished. It waits there, so that it can't end before.
+    process = start(
+        code="import time\n"
+        "from examples import train\n"
+        "from examples.training import records\n"
+        "settle = records.settle\n"
+        "def wait(old, new):\n"
+        "    settle(old, new)\n"
+        "    if new.suffix == '.keras': time.sleep(1000)\n"
+        "records.settle = wait\n"
+        f"train.main({[*arguments, '--output-dir', str(broken)]!r})"
+    )
     while not list(broken.glob("checkpoints/epoch-*")) and process.poll() is None:
-        time.sleep(0.001)
+        time.sleep(0.01)
     process.kill()
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
+    output, _ = process.communicate()
+    assert process.returncode == -signal.SIGKILL, output
 
     # From inside, when a checkpoint is written but not under its name yet.
     process = start(

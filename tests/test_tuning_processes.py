@@ -255,12 +255,12 @@ def until(path):
 
 def test_chief_and_two_workers(tmp_path):
     """One worker is killed in its second trial and stays away: the other one takes that over."""
-    machines = Machines(tmp_path, "--max-trials", "6", "--worker-timeout", "5")
+    machines = Machines(tmp_path, "--max-trials", "6", "--worker-timeout", "10")
     go = tmp_path / "go"
     hang = "train.failing = lambda settings: len(train.trained) == 2 and time.sleep(1000)"
     wait = f"while not pathlib.Path({str(go)!r}).exists(): time.sleep(0.01)"
     # Longer than the time after which a worker would be given up.
-    slow = "train.failing = lambda settings: len(train.trained) == 1 and time.sleep(7)"
+    slow = "train.failing = lambda settings: len(train.trained) == 1 and time.sleep(13)"
     chief = machines.start("chief")
     lost = machines.start("lost", hang)
     busy = machines.start("busy", f"{wait}\n{slow}")
@@ -305,7 +305,7 @@ def test_a_worker_finds_the_chief_that_was_started_again(tmp_path):
 
 @pytest.mark.parametrize("chief_was_there", [False, True])
 def test_a_worker_gives_a_chief_up_that_does_not_answer(chief_was_there, tmp_path):
-    machines = Machines(tmp_path, "--max-trials", "3", "--chief-timeout", "3")
+    machines = Machines(tmp_path, "--max-trials", "3", "--chief-timeout", "10")
     go = tmp_path / "go"
     chief = machines.start("chief") if chief_was_there else None
     worker = machines.start("worker", until(go))
@@ -315,9 +315,9 @@ def test_a_worker_gives_a_chief_up_that_does_not_answer(chief_was_there, tmp_pat
                 wait_for(lambda: machines.begun_by("worker"), chief, worker)
         go.touch()
         output = finish(worker, 1)
-    assert "giving up if it does not answer for 3 s" in output
+    assert "giving up if it does not answer for 10 s" in output
     (error,) = re.findall("python -m tuning.search: error: .*", output)
-    assert f"The chief at 127.0.0.1:{machines.port} has not answered for 3 s." in error
+    assert f"The chief at 127.0.0.1:{machines.port} has not answered for 10 s." in error
     assert "Traceback" not in output
 
 
