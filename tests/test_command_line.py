@@ -23,6 +23,7 @@ PROGRAMS = [
     "examples.benchmarks.step_time",
     "examples.benchmarks.accelerator",
     "examples.benchmarks.data_speed",
+    "examples.benchmarks.step_share",
     "tuning.search",
     "tuning.compare",
     "tuning.memory",
