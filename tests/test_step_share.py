@@ -57,12 +57,16 @@ def test_a_record_is_written_and_told(tmp_path, capsys):
     record = json.loads(path.read_text())
     assert record["versions"]["keras"] and record["device"]["cores"]
     record["studies"]["digits-convergence"] |= {"milliseconds_without": 2.04}
-    record["studies"]["digits-convergence"]["share"]["AdamNorm"]["median"] = 0.123
+    record["studies"]["digits-convergence"]["share"]["AdamNorm"] |= {
+        "median": 0.123,
+        "lower_quartile": -0.01,
+        "upper_quartile": 0.2,
+    }
     path.write_text(json.dumps(record))
     header, _, digits, *_ = step_share.table(path).splitlines()
     assert header == f"|  | batch | without | {' | '.join(NAMES)} |"
     assert digits.startswith("| three convolutions, 2 filters | 2 | 2.0 ms | ")
-    assert digits.split(" | ")[4] == "12%"
+    assert digits.split(" | ")[4] == "12% (-1 to 20)"
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"kind": "step_share"}'])

@@ -211,8 +211,16 @@ def forest(results, titles):
         axes.set_xlabel("difference in test accuracy, points")
         axes.grid(axis="y", visible=False)
     panels[0].set_yticks(*zip(*labels, strict=True), fontsize=7)
+    for label in panels[0].get_yticklabels():
+        if label.get_text().endswith("?"):
+            label.set(color=INK, weight="bold")
     panels[0].set_ylim(y - 0.5, -0.7)
-    figure.text(0.01, 0.005, "The intervals of a block hold together with 95%.", **_NOTE)
+    figure.text(
+        0.01,
+        0.005,
+        "The intervals of a block hold together with 95%. Right of 0 the first is better.",
+        **_NOTE,
+    )
     figure.tight_layout(rect=(0, 0.02, 1, 1))
     return figure
 

@@ -25,7 +25,7 @@ import statistics
 import sys
 from typing import Annotated
 
-from examples.benchmarks import accelerator_table, step_time, step_time_tables
+from examples.benchmarks import accelerator_table, step_share, step_time, step_time_tables
 from examples.study import (
     convergence,
     convergence_results,
@@ -118,7 +118,7 @@ class Report:
     def render(self, text):
         """The text with each table between `<!-- name -->` and `<!-- end -->` written anew."""
         names = ("cost", "step_time", "accelerator", "hours", "convergence", "study", "paper")
-        names += ("simulation",)
+        names += ("share", "simulation")
         return markdown.render(text, {name: getattr(self, f"{name}_table") for name in names})
 
     def complaints(self, text):
@@ -153,6 +153,10 @@ class Report:
     def accelerator_table(self):
         """What the update is compiled to for devices that are only described."""
         return accelerator_table.tables()
+
+    def share_table(self):
+        """The share of a step that the optimizer takes, in the networks of the study."""
+        return step_share.table()
 
     def step_time_table(self):
         """The ratios of an update's time to that of Adam, of each record of `step_time`."""
