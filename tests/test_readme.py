@@ -16,14 +16,19 @@ def test_tables_are_what_the_records_give():
 
 
 @pytest.fixture(scope="module")
-def digits():
+def reported():
+    return report.Report(report.RECORDS)
+
+
+@pytest.fixture
+def digits(reported):
     """The study at convergence on the digits."""
-    return report.Report(report.RECORDS).convergence[0]
+    return reported.convergence[0]
 
 
-@pytest.fixture(scope="module")
-def cifar10():
-    return report.Report(report.RECORDS).convergence[1]
+@pytest.fixture
+def cifar10(reported):
+    return reported.convergence[1]
 
 
 def section(title):
@@ -60,11 +65,11 @@ def test_the_sentences_on_the_study_at_convergence_are_what_it_found(digits):
         assert f"(examples/study/results/figures/{picture})" in told
 
 
-def test_the_sentences_on_cifar10_are_what_the_studies_found(cifar10):
+def test_the_sentences_on_cifar10_are_what_the_studies_found(cifar10, reported):
     told = section("Does it help?")
     done, planned = len(cifar10.records) + cifar10.failed, len(cifar10.planned)
     assert f"is not finished: it has {done} of the first {planned} runs." in told
-    pairs = report.Report(report.RECORDS).study.group("pairs")
+    pairs = reported.study.group("pairs")
     ahead = [pair for pair in pairs if pair.verdict == f"{pair.variant} ahead"]
     (by,) = {f"{100 * statistics.mean(pair.differences):.1f}" for pair in ahead}
     assert f"two variants were ahead by {by} points" in told and len(ahead) == 2
@@ -75,3 +80,13 @@ def test_the_first_screen_says_what_to_expect(digits):
     assert {one.verdict for one in digits.groups()["tuned"]} == {"tie"}
     assert {one.count for one in digits.groups()["tuned"]} == {30} and "30 seeds" in told
     assert "none of the four variants could be told apart" in " ".join(told.split())
+
+
+def test_what_the_results_say_of_the_digits_is_what_the_records_give(digits):
+    told = " ".join((report.RESULTS / "README.md").read_text(encoding="utf-8").split())
+    groups = digits.groups()
+    alone = [one for one in groups["tuned"] if one.alone.low > 0 or one.alone.high < 0]
+    assert [(one.variant, one.plain) for one in alone] == [("DiffGradNorm", "DiffGrad")]
+    assert "The interval of DiffGradNorm - DiffGrad alone lies above 0." in told
+    assert {one.verdict for group in groups.values() for one in group} == {"tie"}
+    assert "On the digits every comparison is a tie." in told
