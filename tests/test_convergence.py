@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 
-from examples.study import arms, convergence, convergence_results, report, reproduce
+from examples.study import arms, convergence, convergence_results, figures, report, reproduce
 from examples.study import series as series_module
 from examples.study.experiments import PAIRS
 from examples.training import run
@@ -322,3 +322,20 @@ def test_a_changed_variant_is_saved_with_its_state(tmp_path):
     again = keras.models.load_model(tmp_path / "model.keras").optimizer
     for one, other in zip(model.optimizer.variables, again.variables, strict=True):
         np.testing.assert_array_equal(to_numpy(one), to_numpy(other))
+
+
+def test_figures_leave_out_what_is_not_run(results, tmp_path):
+    """Beside a study that is done, one that has a run of the first pair alone."""
+    series = series_module.Series(tmp_path / "begun")
+    one = next(convergence.Plan(CIFAR10, series).stages())[0]
+    series._write(one, made_records.record(one.settings))
+    begun = convergence_results.Results(CIFAR10, series)
+    rates = figures.rates([results, begun])
+    told = [[text.get_text() for text in axes.texts] for axes in rates.axes]
+    assert told[:5] == [[]] * 5
+    assert told[5] == ["DiffGrad and DiffGradNorm:\nnot run"]
+    assert "(the digits: 2, CIFAR-10: 1)" in rates.texts[0].get_text()
+    forest = figures.forest([results, begun], convergence_results.TITLES)
+    assert [axes.get_title() for axes in forest.axes] == ["The digits"]
+    longer = begun.groups()["longer"][0]
+    assert (longer.variant, longer.plain) == ("AdamNorm", "Adam-longer")

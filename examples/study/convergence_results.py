@@ -78,8 +78,8 @@ class Results:
                 for name, runs in self.plan.causes(pair).items()
             }
             groups["tuned"].append(self._compare(variant, plain, 4))
-            for name in ("longer", "held"):
-                changed = causes.get(name) or self._open(f"{variant.name}-{name}")
+            for name, changes in (("longer", plain), ("held", variant)):
+                changed = causes.get(name) or self._open(f"{changes.name}-{name}")
                 groups[name].append(self._compare(variant, changed, 4))
             changed = causes.get("debiased") or self._open(f"{variant.name}-debiased")
             groups["start"].append(self._compare(changed, variant, 5))

@@ -156,8 +156,10 @@ def rates(results):
         results: List of `convergence_results.Results`.
     """
     figure = Figure(figsize=(10, 0.5 + 2.4 * len(results)))
-    grid = figure.subplots(len(results), len(experiments.PAIRS), squeeze=False, sharey="row")
+    shared = {"squeeze": False, "sharex": "row", "sharey": "row"}
+    grid, seeds = figure.subplots(len(results), len(experiments.PAIRS), **shared), []
     for panels, result in zip(grid, results, strict=True):
+        counts = set()
         for axes, pair in zip(panels, experiments.PAIRS, strict=True):
             for arm, color, wide in zip(pair, (PLAIN, VARIANT), (True, False), strict=True):
                 points = [point for point in result.curve(arm, pair) if point.accuracies]
@@ -165,6 +167,7 @@ def rates(results):
                     continue
                 x = [point.rate for point in points]
                 values = [100 * np.array(point.accuracies) for point in points]
+                counts.update(map(len, values))
                 low, high = ([end(value) for value in values] for end in (np.min, np.max))
                 axes.fill_between(x, low, high, color=color, alpha=0.16, linewidth=0)
                 width, alpha = (4.5, 0.55) if wide else (1.6, 1.0)
@@ -173,11 +176,19 @@ def rates(results):
             axes.set_xscale("log")
             if axes.lines:
                 axes.legend(frameon=False, fontsize=7, loc="lower center")
+            else:
+                names = " and ".join(arm.name for arm in pair)
+                place = {"transform": axes.transAxes, "ha": "center", "va": "center"}
+                axes.text(0.5, 0.5, f"{names}:\nnot run", **place, color=QUIET, size=7)
+        seeds.append(
+            f"{result.images}: {' to '.join(map(str, sorted({min(counts), max(counts)})))}"
+        )
         panels[0].set_ylabel(f"test accuracy in percent,\n{result.images}")
     for axes in grid[-1]:
         axes.set_xlabel("learning rate")
-    seeds = ", ".join(f"{r.images}: {r.study.curve_seeds}" for r in results)
-    figure.text(0.01, 0.01, f"Lines: means, bands: ranges over the seeds ({seeds})", **_NOTE)
+    figure.text(
+        0.01, 0.01, f"Lines: means, bands: ranges over the seeds ({', '.join(seeds)})", **_NOTE
+    )
     figure.tight_layout(rect=(0, 0.03, 1, 1))
     return figure
 
@@ -186,10 +197,14 @@ def rates(results):
 def forest(results, titles):
     """All differences with their intervals: a column for each study, a block for each group.
 
+    A study that has none yet is left out.
+
     Args:
         results: List of `convergence_results.Results`.
         titles: `{group: title}`.
     """
+    begun = [r for r in results if any(one.count > 1 for g in r.groups().values() for one in g)]
+    results = begun or results[:1]
     count = sum(len(group) + 1 for group in results[0].groups().values())
     figure = Figure(figsize=(3.5 + 3.2 * len(results), 0.6 + 0.24 * count))
     (panels,) = figure.subplots(1, len(results), squeeze=False, sharey=True)
