@@ -9,6 +9,7 @@ from examples.benchmarks import step_share
 from examples.training import models
 from examples.training.errors import RecordError
 from examples.training.recipes import Settings
+from tests.support.command_line import assert_refused
 from tests.support.optimizers import to_numpy
 
 NAMES = [
@@ -75,6 +76,15 @@ def test_a_damaged_record_is_named(content, tmp_path):
     path.write_text(content)
     with pytest.raises(RecordError, match="share.json"):
         step_share.table(path)
+
+
+def test_a_file_of_another_kind_is_not_overwritten(tmp_path, capsys):
+    path = tmp_path / "mine.json"
+    path.write_text("{}")
+    arguments = ["--quick", "--output", str(path)]
+    complaint = f"of {step_share.PROGRAM} or a new file"
+    assert_refused(step_share.main, arguments, capsys, "examples.benchmarks.step_share", complaint)
+    assert path.read_text() == "{}"
 
 
 def test_another_backend_is_refused(monkeypatch, capsys):

@@ -23,7 +23,7 @@ from typing import Annotated
 from examples.study import markdown
 from examples.training import command_line, options, records
 from examples.training.checks import Setting
-from examples.training.errors import RecordError, UsageError
+from examples.training.errors import UsageError
 
 PROGRAM = "python -m examples.benchmarks.step_share"
 KIND = "step_share"
@@ -64,6 +64,8 @@ def measure(settings, rounds, seconds_per_round):
     """
     import numpy as np
 
+    from examples.benchmarks import updates
+
     steps = {name: _step(settings, name) for name in [WITHOUT, *_optimizers()]}
     counts = {}
     for name, run in steps.items():
@@ -80,16 +82,15 @@ def measure(settings, rounds, seconds_per_round):
         "width": settings.width,
         "batch_size": settings.batch_size,
         "milliseconds_without": float(1e3 * np.median(without)),
-        "share": {name: _quartiles(shares) for name, shares in share.items()},
+        "share": {name: updates.quartiles(shares) for name, shares in share.items()},
     }
 
 
 def _optimizers():
-    import keras
-
+    from examples.benchmarks import updates
     from keras_adanorm import registry
 
-    return {"Adam": keras.optimizers.Adam, **registry.OPTIMIZERS}
+    return {name: updates.OPTIMIZERS[name] for name in ("Adam", *registry.OPTIMIZERS)}
 
 
 def _step(settings, name):
@@ -132,22 +133,9 @@ def _step(settings, name):
     return run
 
 
-def _quartiles(values):
-    import numpy as np
-
-    low, median, high = np.percentile(values, [25, 50, 75])
-    return {"median": float(median), "lower_quartile": float(low), "upper_quartile": float(high)}
-
-
-def load(path=RECORD):
+def load(path):
     """The record in a file; a RecordError where it holds something else."""
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise RecordError(f"{path} is not a record: {error}") from error
-    if not isinstance(record, dict) or record.get("kind") != KIND:
-        raise RecordError(f"{path} is not a record of {PROGRAM}")
-    return record
+    return records.of_kind(path, KIND, PROGRAM)
 
 
 def table(path=RECORD):
@@ -191,9 +179,10 @@ def _measure(arguments):
 
     output = chosen.output or (None if chosen.quick else RECORD)
     if output is not None:
-        records.make_folder(output.parent)
+        records.check_output(output, load, PROGRAM)
     parts = {}
-    for study in list(convergence.STUDIES.values())[: 1 if chosen.quick else None]:
+    studies = list(convergence.STUDIES.values())
+    for study in studies[:1] if chosen.quick else studies:
         settings = Settings(**study.settings)
         if chosen.quick:
             settings = dataclasses.replace(settings, batch_size=2, width=2)

@@ -31,7 +31,6 @@ from typing import Annotated
 
 from examples.training import checks, command_line, options, records
 from examples.training.checks import Setting
-from examples.training.errors import RecordError
 from examples.training.recipes import MODELS
 
 PROGRAM = "python -m examples.benchmarks.step_time"
@@ -96,7 +95,7 @@ def _options(arguments):
     values = options.read(PROGRAM, __doc__, {"measurement": options.group(Options)}, arguments)
     chosen = Options(**values)
     if chosen.output is not None:
-        check_output(chosen.output)
+        records.check_output(chosen.output, load, PROGRAM)
     import keras
 
     backend = keras.backend.backend()
@@ -107,30 +106,9 @@ def _options(arguments):
     return dataclasses.replace(chosen, modes=chosen.modes or MODES[backend])
 
 
-def check_output(path):
-    """Raises an error if the record cannot stand there, before minutes are spent on it.
-
-    Raises:
-        UsageError: If there is a file of another kind.
-        OSError: If nothing can be written there.
-    """
-    records.make_folder(path.parent)
-    if path.exists():
-        try:
-            load(path)
-        except (OSError, RecordError) as error:
-            allowed = f"a record of {PROGRAM} or a new file ({error})"
-            raise checks.refused("output", allowed, path) from error
-
-
 def load(path):
     """The record in a file; a RecordError where it holds something else."""
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise RecordError(f"{path} is not a record: {error}") from error
-    if not isinstance(record, dict) or record.get("kind") != KIND:
-        raise RecordError(f"{path} is not a record of {PROGRAM}")
+    record = records.of_kind(path, KIND, PROGRAM)
     with records.content_of(path, "Measure it again."):
         _parts(record)
     return record
@@ -152,7 +130,7 @@ def _measure(chosen):
         if output is None:
             device = "gpu" if records.device()["gpus"] else "cpu"
             output = RESULTS / f"{keras.backend.backend()}-{device}.json"
-            check_output(output)
+            records.check_output(output, load, PROGRAM)
     record = Record(output, rounds)
 
     for name, shapes in shape_sets.items():

@@ -171,19 +171,20 @@ def measure(makers, shapes, mode, rounds, seconds_per_round):
     for name, candidate in candidates.items():
         ratios = np.array(seconds[name]) / base
         rows[name] = {
-            "milliseconds": _quartiles(1e3 * np.array(seconds[name])),
-            "ratio_to_adam": _quartiles(ratios),
+            "milliseconds": quartiles(1e3 * np.array(seconds[name])),
+            "ratio_to_adam": quartiles(ratios),
             "seconds_to_first_update": candidate.seconds_to_first_update,
         }
         if loop_of(name) in seconds:
             ratios = np.array(seconds[name]) / np.array(seconds[loop_of(name)])
-            rows[name]["ratio_to_plain_loop"] = _quartiles(ratios)
+            rows[name]["ratio_to_plain_loop"] = quartiles(ratios)
     del candidates, gradients
     gc.collect()
     return rows
 
 
-def _quartiles(values):
+def quartiles(values):
+    """Median and quartiles as a record has them."""
     low, median, high = np.percentile(values, [25, 50, 75])
     return {"median": float(median), "lower_quartile": float(low), "upper_quartile": float(high)}
 
@@ -212,8 +213,8 @@ def fit_times(rounds, steps=60):
     return {
         "parameters": fits["Adam"].count_params(),
         "batch_size": 4,
-        "milliseconds": {name: _quartiles(1e3 * np.array(s)) for name, s in seconds.items()},
-        "ratio_to_adam": _quartiles(ratios),
+        "milliseconds": {name: quartiles(1e3 * np.array(s)) for name, s in seconds.items()},
+        "ratio_to_adam": quartiles(ratios),
     }
 
 

@@ -10,6 +10,7 @@ import platform
 import subprocess
 import tempfile
 
+from examples.training import checks
 from examples.training.errors import RecordError, UsageError
 
 SCHEMA = 1
@@ -113,6 +114,47 @@ def settle(temporary, path):
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def of_kind(path, kind, program):
+    """The record that a benchmark wrote to a file.
+
+    Args:
+        path: `pathlib.Path` of the file.
+        kind: String, its `"kind"`.
+        program: String, the command that writes it, for the message.
+
+    Raises:
+        RecordError: If the file holds something else.
+    """
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise RecordError(f"{path} is not a record: {error}") from error
+    if not isinstance(record, dict) or record.get("kind") != kind:
+        raise RecordError(f"{path} is not a record of {program}")
+    return record
+
+
+def check_output(path, load, program):
+    """Raises an error if a record cannot stand there, before minutes are spent on it.
+
+    Args:
+        path: `pathlib.Path` of the record that is to be written.
+        load: Function that reads such a record.
+        program: String, the command that writes it, for the message.
+
+    Raises:
+        UsageError: If there is a file of another kind.
+        OSError: If nothing can be written there.
+    """
+    make_folder(path.parent)
+    if path.exists():
+        try:
+            load(path)
+        except (OSError, RecordError) as error:
+            allowed = f"a record of {program} or a new file ({error})"
+            raise checks.refused("output", allowed, path) from error
 
 
 def write(path, record):
