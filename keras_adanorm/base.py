@@ -4,7 +4,7 @@ import math
 import numbers
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
@@ -421,10 +421,11 @@ class NormCorrection(StepOptimizer):
 
         Args:
             var_list: List of variables, or `None`.
-            var_names: List of strings. A variable is excluded if one of them is in its name.
+            var_names: List of strings, regular expressions. A variable is excluded if one of them
+                is found in its own name, such as `kernel`, of which the layer's name is no part.
 
         Raises:
-            ValueError: If the optimizer is built already.
+            ValueError: If the optimizer is built already, or if an argument is not such a list.
         """
         exclude_before_build(self, var_list, var_names)
 
@@ -543,7 +544,35 @@ def exclude_before_build(optimizer, var_list, var_names):
         raise ValueError(
             "`exclude_from_norm_correction()` can only be configured before the optimizer is built."
         )
-    optimizer._norm_exclusions.set(var_list, var_names)
+    variables = _listed(var_list)
+    if variables is None or not all(hasattr(variable, "shape") for variable in variables):
+        raise ValueError(
+            "Argument `var_list` must be a list of variables, such as "
+            f"`layer.trainable_variables`. Received: var_list={var_list!r}"
+        )
+    names = [var_names] if isinstance(var_names, str) else _listed(var_names)
+    if names is None or not all(map(_is_pattern, names)):
+        raise ValueError(
+            "Argument `var_names` must be a list of strings, each a regular expression. "
+            f"Received: var_names={var_names!r}"
+        )
+    optimizer._norm_exclusions.set(variables, names)
+
+
+def _listed(given):
+    """What was given as a list, `None` if it is not one."""
+    if given is None:
+        return []
+    # A variable is iterable, too.
+    one = isinstance(given, (str, bytes)) or hasattr(given, "shape")
+    return None if one or not isinstance(given, Iterable) else list(given)
+
+
+def _is_pattern(name):
+    try:
+        return isinstance(name, str) and re.compile(name) is not None
+    except re.error:
+        return False
 
 
 def refuse_complex(optimizer, variables):

@@ -36,8 +36,9 @@ class Radam(AdaptiveOptimizer):
     All operations are elementwise. All averages start at 0. Gradients and updates are tensors of
     the variable's shape.
 
-    The paper prints `1 - beta_2` in `r`, which is a slip: it would make every step about 30 times
-    smaller. Here it is `1 - beta_2^t`, as in Liu et al. 2020.
+    The paper prints `1 - beta_2` in `r`, which is a slip: it would make these steps smaller, at
+    first by a factor of 2 and in the end of about 30. Here it is `1 - beta_2^t`, as in Liu et al.
+    2020.
 
     Args:
         {{arguments}}
@@ -117,8 +118,9 @@ class RadamNorm(AdaptiveNormCorrection, Radam):
     All operations are elementwise but the norm, which is the L2 norm of each variable's own
     gradient. All averages start at 0. Gradients and updates are tensors of the variable's shape.
 
-    The paper prints `1 - beta_2` in `r`, which is a slip: it would make every step about 30 times
-    smaller. Here it is `1 - beta_2^t`, as in Liu et al. 2020.
+    The paper prints `1 - beta_2` in `r`, which is a slip: it would make these steps smaller, at
+    first by a factor of 2 and in the end of about 30. Here it is `1 - beta_2^t`, as in Liu et al.
+    2020.
 
     With `gamma=0` the class reproduces the authors' released code, whose `e_t` is reset before
     every step, so that it never corrects.

@@ -353,9 +353,9 @@ def _wrappable(optimizer):
             getattr(StepOptimizer, method),
         ):
             raise ValueError(
-                f"Argument `optimizer` must be of a class that leaves `{method}` to Keras: one "
-                f"of its own might update variables without the correction. Received: "
-                f"optimizer={name}"
+                f"Argument `optimizer` must be of a class that leaves `{method}` to Keras: a class "
+                f"with its own `{method}` might update variables without the correction. "
+                f"Received: optimizer={name}"
             )
     if "_backend_update_step" in vars(optimizer):
         raise ValueError(

@@ -10,6 +10,7 @@ import pytest
 from examples.study import arms, convergence, convergence_results, figures, report, reproduce
 from examples.study import series as series_module
 from examples.study.experiments import PAIRS
+from examples.training import records as records_of_runs
 from examples.training import run
 from examples.training.recipes import Settings
 from keras_adanorm.registry import NORM_VARIANTS
@@ -101,6 +102,14 @@ def test_a_range_that_never_ends_is_left():
     assert all(len(plan.rates(pair)) == 3 + convergence.EXTENSIONS for pair in PAIRS)
 
 
+@pytest.mark.parametrize("best, rates", ((1e-2, (0.0322,)), (0.1, (0.0322, 0.104, 0.335))))
+def test_the_range_on_cifar10_goes_on(best, rates):
+    trained, plan = carry_out(best_at(best), CIFAR10)
+    assert all(plan.rates(pair) == (*CIFAR10.rates, *rates) for pair in PAIRS)
+    # Both sides of four pairs with two seeds; then the finals, the measured runs and the causes.
+    assert len(trained) == 16 * (4 + len(rates)) + 8 * 6 + 4 + 4 * 3 * 6 + 2 * 6
+
+
 def test_a_rate_at_which_a_run_diverged_is_not_chosen():
     records = Records(best_at(1e-2))
     plan = convergence.Plan(SMALL, records)
@@ -177,6 +186,14 @@ def results(tmp_path, monkeypatch):
                 series._write(planned, records[planned.path])
     results = convergence_results.Results(SMALL, series)
     results.folder = tmp_path
+
+    def failing(planned):
+        """The results where a run failed."""
+        failed = {"settings": planned.settings.as_dict(), "failed": "diverged"}
+        series._write(planned, failed | {"commit": None, "finished": records_of_runs.now()})
+        return convergence_results.Results(SMALL, series)
+
+    results.failing = failing
     return results
 
 
@@ -191,7 +208,7 @@ def test_differences_are_those_of_the_records(results):
         for one in group
     }
     assert means["AdamNorm", "Adam"] == pytest.approx(3)
-    assert means["AdamNorm", "Adam-longer"] == pytest.approx(
+    assert means["AdamNorm", "Adam at 0.0125"] == pytest.approx(
         3 - 2 + 10 * np.log10(1.25)  # the longer one is at 1.25 times the best rate
     )
     assert means["RadamNorm", "Radam"] == pytest.approx(0)
@@ -210,10 +227,47 @@ def test_tables_and_figures_tell_the_records(results):
     assert [axes.get_legend_handles_labels()[1] for axes in rates.axes] == [
         [plain.name, variant.name] for plain, variant in PAIRS
     ]
-    line = rates.axes[0].lines[1]
+    (line,) = [line for line in rates.axes[0].lines if line.get_label() == "AdamNorm"]
     np.testing.assert_allclose(line.get_xdata(), SMALL.rates)
     np.testing.assert_allclose(line.get_ydata(), [83.3, 93.3, 83.3], rtol=1e-3)
+    best = [line.get_xdata() for line in rates.axes[0].lines if line.get_marker() == "o"]
+    assert best == [[1e-2], [1e-2]]  # the chosen rates
     assert len(forest.axes[0].lines) == 2 * 17 + 1
+    rows = [label.get_text() for label in forest.axes[0].get_yticklabels()]
+    assert rows[:3] == [*convergence_results.QUESTIONS["tuned"], "AdamNorm"]
+    assert forest.axes[0].get_title() == "The digits, 3 seeds"
+    assert "end of the range" not in text
+
+
+def test_failed_runs_are_told_and_their_arm_is_not_ahead(results):
+    tuned = results.groups()["tuned"][0]
+    assert tuned.verdict == "AdamNorm ahead" and not tuned.failed
+    (plain, variant), *_ = PAIRS
+    (lost, *_) = results.plan.finals(variant, PAIRS[0])
+    failed = results.failing(lost)
+    tuned = failed.groups()["tuned"][0]
+    assert (tuned.count, tuned.failed) == (2, {"AdamNorm": 1})
+    assert tuned.verdict == "none, since runs of AdamNorm failed"
+    text = report.Report(results.folder).convergence_table()
+    assert "| 2, 1 of AdamNorm failed |" in text
+    forest = figures.forest([failed], convergence_results.QUESTIONS)
+    assert "1 of AdamNorm failed" in [text.get_text() for text in forest.axes[0].texts]
+    for one in results.plan.finals(variant, PAIRS[0]):
+        failed = results.failing(one)
+    assert failed.groups()["tuned"][0].verdict == "failed"
+    assert "| AdamNorm - Adam | - | - | - | 0, 3 of AdamNorm failed | - | failed |" in (
+        report.Report(results.folder).convergence_table()
+    )
+
+
+def test_a_best_rate_at_the_end_of_the_range_is_told(tmp_path):
+    records = Records(best_at(1e9))
+    results = convergence_results.Results(SMALL, records)
+    while new := [one for one in results.planned if not records.done(one)]:
+        list(map(records.train, new))
+        results = convergence_results.Results(SMALL, records)
+    (told,) = results._ends()
+    assert "end of the range" in told and "Adam at 100, AdamNorm at 100" in told
 
 
 def test_a_study_that_has_not_begun_is_said_so(tmp_path):
@@ -335,7 +389,7 @@ def test_figures_leave_out_what_is_not_run(results, tmp_path):
     assert told[:5] == [[]] * 5
     assert told[5] == ["DiffGrad and DiffGradNorm:\nnot run"]
     assert "(the digits: 2, CIFAR-10: 1)" in rates.texts[0].get_text()
-    forest = figures.forest([results, begun], convergence_results.TITLES)
-    assert [axes.get_title() for axes in forest.axes] == ["The digits"]
+    forest = figures.forest([results, begun], convergence_results.QUESTIONS)
+    assert [axes.get_title() for axes in forest.axes] == ["The digits, 3 seeds"]
     longer = begun.groups()["longer"][0]
-    assert (longer.variant, longer.plain) == ("AdamNorm", "Adam-longer")
+    assert (longer.variant, longer.plain) == ("AdamNorm", "Adam at a larger rate")

@@ -96,6 +96,28 @@ def test_too_late(make):
         run.optimizer.exclude_from_norm_correction(var_names=["bias"])
 
 
+@every_maker
+def test_what_is_not_a_list_is_refused(make):
+    variable = keras.Variable(np.ones(3), name="kernel")
+    layer = keras.layers.Dense(3)
+    for given in (variable, [variable, layer], layer, "kernel", ["kernel"], 5):
+        with pytest.raises(ValueError, match=r"`var_list` must be a list of .* var_list="):
+            make(LR).exclude_from_norm_correction(var_list=given)
+    for given in (5, [5], [None], ["bias", b"kernel"], ["("], "(", variable):
+        with pytest.raises(ValueError, match=r"`var_names` must be a list of .* var_names="):
+            make(LR).exclude_from_norm_correction(var_names=given)
+
+
+def test_any_iterable_is_taken():
+    variables = dict(zip(SHAPES, new_variables(), strict=True))
+    left = {"bias": variables["bias"]}
+    for given in ({"var_list": left.values()}, {"var_names": iter(left)}, {"var_names": ("bias",)}):
+        optimizer = NormCorrection(LR)
+        optimizer.exclude_from_norm_correction(**given)
+        optimizer.build(list(variables.values()))
+        assert [e is None for e in optimizer.norm_averages] == [False, True, False]
+
+
 @every_way
 @every_maker
 def test_config_keeps_what_is_excluded(make, way):

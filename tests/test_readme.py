@@ -1,12 +1,15 @@
 """What the README says of the results and of the cost is what the records give."""
 
+import json
 import pathlib
 import re
 import statistics
 
 import pytest
 
+from examples.benchmarks import accelerator
 from examples.study import experiments, report
+from examples.training import models
 
 README = (pathlib.Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 
@@ -47,20 +50,21 @@ def test_the_sentences_on_the_study_at_convergence_are_what_it_found(digits):
     compared = [one for group in groups.values() for one in group]
     assert {(one.count, one.verdict) for one in compared} == {(30, "tie")}
     assert "30 seeds, none of the four variants could be told apart" in told
+    assert f"for {digits.study.settings['epochs']} epochs" in told
     for one in groups["tuned"]:
         mean, low, high = map(points, one.together)
         assert f"{one.variant} {mean} points ({low} to {high})" in told
     seen = [100 * one.detectable for one in groups["tuned"]]
     assert f"A difference of {min(seen):.1f} to {max(seen):.1f} points" in told
     factors = [digits.plan.moment_ratio(pair) for pair in experiments.PAIRS]
-    assert f"the first moment {min(factors):.2f} to {max(factors):.2f} times as long" in told
-    longer, held, start = (
-        f"{100 * max(abs(one.together.mean) for one in groups[name]):.2f} points"
-        for name in ("longer", "held", "start")
-    )
-    assert f"at most {longer} away from the variant" in told
-    assert f"the mean factor in place of the changing one ({held})" in told
-    assert f"without its slow start ({start})" in told
+    assert f"the gradients {min(factors):.2f} to {max(factors):.2f} times as long" in told
+    causes = [one.together for name in ("longer", "held", "start") for one in groups[name]]
+    apart = 100 * max(abs(one.mean) for one in causes)
+    reach = 100 * max(max(abs(one.low), abs(one.high)) for one in causes)
+    assert f"differ by at most {apart:.2f} points from the variant's" in told
+    assert f"and the intervals reach {reach:.2f} points" in told
+    images = digits.records[0]["data"]["test_examples"]
+    assert f"on the same {images} test images, of which one is {100 / images:.2f} points" in told
     for picture in ("learning-rates.png", "differences.png"):
         assert f"(examples/study/results/figures/{picture})" in told
 
@@ -87,6 +91,32 @@ def test_what_the_results_say_of_the_digits_is_what_the_records_give(digits):
     groups = digits.groups()
     alone = [one for one in groups["tuned"] if one.alone.low > 0 or one.alone.high < 0]
     assert [(one.variant, one.plain) for one in alone] == [("DiffGradNorm", "DiffGrad")]
-    assert "The interval of DiffGradNorm - DiffGrad alone lies above 0." in told
+    assert "Taken by itself, the interval of DiffGradNorm - DiffGrad lies above 0" in told
+    (longer,) = (
+        runs[0].settings.learning_rate
+        for pair in experiments.PAIRS
+        if pair[1].name == "DiffGradNorm"
+        for runs in [digits.plan.causes(pair)["longer"]]
+    )
+    assert f"DiffGrad at {longer:g}, the variant's rate times its mean factor" in told
+    (apart,) = (one.together.mean for one in groups["longer"] if one.variant == "DiffGradNorm")
+    assert f"comes within {100 * abs(apart):.2f} points of DiffGradNorm" in told
+    (best,) = (digits.best_rates(p)[0] for p in experiments.PAIRS if p[0].name == "DiffGrad")
+    assert f"DiffGrad's own chosen rate is {best:g}" in told and best > longer
     assert {one.verdict for group in groups.values() for one in group} == {"tie"}
     assert "On the digits every comparison is a tie." in told
+
+
+def test_the_words_on_the_cost_are_what_was_counted():
+    told = section("What it costs")
+    variables = len(models.build("vgg16", 10).trainable_variables)
+    assert f"VGG16's {variables} variables" in told
+    record = json.loads((accelerator.RESULTS / "h100.json").read_text())
+    resnet50, vgg16 = (
+        {of: counts[name]["AdamNorm"][of] / counts[name]["Adam"][of] for of in ("kernels", "bytes")}
+        for counts in [record["counts"]]
+        for name in ("resnet50", "vgg16")
+    )
+    kernels = f"{resnet50['kernels']:.2f} times the kernels of Adam's for ResNet50"
+    assert f"AdamNorm's update has {kernels} and {vgg16['kernels']:.2f} times for VGG16" in told
+    assert f"It moves {resnet50['bytes']:.2f} and {vgg16['bytes']:.2f} times the bytes" in told

@@ -190,7 +190,7 @@ def test_a_failed_run_stays_in_the_count_and_its_pair_is_left_out(tmp_path):
     assert "90 runs, 89 done, 1 failed" in text
     assert rows(text, "Accuracy")["AdamNorm"][2] == "4 of 5, 1 failed"
     difference, *_, count, _, _ = rows(text, "Pairs")["AdamNorm - Adam"]
-    assert (difference, count) == ("+2.50", "4")  # of 1 to 4 points
+    assert (difference, count) == ("+2.50", "4, 1 of AdamNorm failed")  # of 1 to 4 points
 
 
 def test_seeds_that_were_added_count(tmp_path):

@@ -96,6 +96,13 @@ def test_record_holds_settings_curves_and_results(finished):
     assert record["seconds"] == pytest.approx(sum(curves["seconds"]))
 
 
+def test_record_holds_the_bounds_on_threads(monkeypatch):
+    monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "1")
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    threads = records.device()["threads"]
+    assert threads["TF_NUM_INTRAOP_THREADS"] == "1" and "OMP_NUM_THREADS" not in threads
+
+
 def test_record_holds_what_the_correction_did(finished):
     _, record, folder = finished
     corrections = record["corrections"]

@@ -1,1 +1,1 @@
-"""The runs of the paper's tables and of the desk study: carried out, analysed, reported."""
+"""The runs of the paper's tables and of the studies: carried out, analysed, reported."""

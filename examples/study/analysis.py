@@ -23,6 +23,7 @@ class Comparison:
         differences: Tuple of floats, as shares of the test images.
         comparisons: Positive integer, how many hold together with this one.
         resolution: Positive float, one test image.
+        failed: Dictionary, how many runs of an arm failed, of the arms of which some did.
     """
 
     variant: str
@@ -30,6 +31,7 @@ class Comparison:
     differences: tuple[float, ...]
     comparisons: int
     resolution: float
+    failed: dict[str, int] = dataclasses.field(default_factory=dict)
 
     @property
     def count(self):
@@ -52,9 +54,12 @@ class Comparison:
 
     @property
     def verdict(self):
+        """The arm that is ahead, or a tie. An arm of which a run failed is never ahead."""
         if not self.differences:
-            return "not run"
-        return intervals.verdict(self.plain, self.variant, self.together)
+            return "failed" if self.failed else "not run"
+        found = intervals.verdict(self.plain, self.variant, self.together)
+        ahead = found.removesuffix(" ahead")
+        return f"none, since runs of {ahead} failed" if ahead in self.failed else found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,4 +204,5 @@ def compare(variant, plain, comparisons):
         tuple(float(np.subtract(one, other)) for one, other, _ in pairs),
         comparisons,
         1 / pairs[0][2] if pairs else 0.0,
+        {arm.name: arm.failed for arm in (variant, plain) if arm.failed},
     )

@@ -27,7 +27,7 @@ class Study:
 
     Args:
         name: What the command line calls it.
-        rates: Learning rates, rising by a constant factor.
+        rates: Learning rates, rising. The range is extended by their mean factor.
         curve_seeds: Positive integer, seeds of every point of a curve.
         seeds: Positive integer, fresh seeds of the comparisons.
         settings: Dictionary of the `Settings` that all its runs have.

@@ -4,16 +4,28 @@ import dataclasses
 import math
 import statistics
 
+import numpy as np
+
 from examples.study import convergence, intervals
 from examples.study.analysis import Comparison, arm_results, compare
 from examples.study.experiments import ADAM_NORM, PAIRS
 from examples.study.markdown import device, table
 
-TITLES = {
-    "tuned": "Does it help? Each side at its best learning rate",
-    "longer": "Is it more than a longer step? Against the plain optimizer with a larger rate",
-    "held": "Does it matter when the factor is large? Against the running mean of the factor",
-    "start": "Does the slow start of the average matter? Corrected for bias, against as published",
+# What each group asks, and which difference answers it.
+QUESTIONS = {
+    "tuned": ("Does it help?", "variant - plain optimizer, each at its best learning rate"),
+    "longer": (
+        "Is it more than a longer step?",
+        "variant - plain optimizer at the variant's rate times the mean factor",
+    ),
+    "held": (
+        "Does it matter when the factor is large?",
+        "variant - variant with the running mean of its ratios",
+    ),
+    "start": (
+        "Does the slow start of the average matter?",
+        "variant with an average that is corrected for bias - variant",
+    ),
 }
 IMAGES = {"digits": "the digits", "cifar10": "CIFAR-10"}
 
@@ -70,32 +82,38 @@ class Results:
 
     def groups(self):
         """The comparisons of each group of the protocol, as `{name: [Comparison]}`."""
-        groups = {name: [] for name in TITLES}
+        groups = {name: [] for name in QUESTIONS}
         for pair in PAIRS:
             plain, variant = (self.finals(arm, pair) for arm in pair)
-            causes = {
-                name: arm_results(self.plan, runs[0].arm.name, runs)
-                for name, runs in self.plan.causes(pair).items()
-            }
+            causes = self.plan.causes(pair)
+
+            def changed(name, told, causes=causes):
+                return arm_results(self.plan, told, causes.get(name, ()))
+
+            longer = changed("longer", self._longer(pair, causes))
+            held = changed("held", f"{variant.name}, held")
+            debiased = changed("debiased", f"{variant.name}, debiased")
             groups["tuned"].append(self._compare(variant, plain, 4))
-            for name, changes in (("longer", plain), ("held", variant)):
-                changed = causes.get(name) or self._open(f"{changes.name}-{name}")
-                groups[name].append(self._compare(variant, changed, 4))
-            changed = causes.get("debiased") or self._open(f"{variant.name}-debiased")
-            groups["start"].append(self._compare(changed, variant, 5))
+            groups["longer"].append(self._compare(variant, longer, 4))
+            groups["held"].append(self._compare(variant, held, 4))
+            groups["start"].append(self._compare(debiased, variant, 5))
             if pair[1] is ADAM_NORM:
-                slow = [
-                    causes.get(name) or self._open(f"{variant.name}-{name}")
-                    for name in ("debiased-gamma0.999", "gamma0.999")
-                ]
-                groups["start"].append(self._compare(*slow, 5))
+                name = f"{variant.name}(gamma=0.999)"
+                slow = changed("gamma0.999", name)
+                debiased = changed("debiased-gamma0.999", f"{name}, debiased")
+                groups["start"].append(self._compare(debiased, slow, 5))
         return groups
 
-    def _open(self, name):
-        return arm_results(self.plan, name, [])
+    @staticmethod
+    def _longer(pair, causes):
+        """The plain optimizer with longer steps, by its learning rate once that is known."""
+        for run in causes.get("longer", ()):
+            return f"{pair[0].name} at {run.settings.learning_rate:g}"
+        return f"{pair[0].name} at a larger rate"
 
-    def _compare(self, one, other, comparisons):
-        if not one.done or not other.done:
+    @staticmethod
+    def _compare(one, other, comparisons):
+        if not one.planned or not other.planned:
             return Comparison(one.name, other.name, (), comparisons, 0.0)
         return compare(one, other, comparisons)
 
@@ -107,6 +125,7 @@ class Results:
             )
         record = self.records[0]
         seconds = [record["seconds"] for record in self.records]
+        low, median, high = np.percentile(seconds, [25, 50, 75])
         commits = sorted({str(record["commit"])[:7] for record in self.records})
         devices = "; ".join(dict.fromkeys(map(device, self.records)))
         return (
@@ -115,8 +134,8 @@ class Results:
             f"{record['data']['test_examples']:,} to test; a network with "
             f"{record['model']['parameters']:,} parameters, {record['settings']['epochs']} epochs. "
             f"{len(self.planned)} runs planned so far, {len(self.records)} done, {self.failed} "
-            f"failed; {sum(seconds) / 3600:.1f} hours of training in all, "
-            f"{statistics.median(seconds):.0f} s in the median, on {devices}; "
+            f"failed; {sum(seconds) / 3600:.1f} hours of training in all, {median:.0f} s a run in "
+            f"the median (quartiles {low:.0f} to {high:.0f} s), on {devices}; "
             f"commit {', '.join(commits)}."
         )
 
@@ -129,12 +148,14 @@ class Results:
             "Test accuracy in percent at each learning rate, mean over the seeds of the curves; in "
             "bold at the rate with the best validation accuracy.",
             self._curves(),
-            "Each side at its best rate, on fresh seeds. The mean factor is by how much the "
-            "correction lengthens the first moment.",
+            *self._ends(),
+            "Each side at its best rate, on fresh seeds. The mean factor is how many times as long "
+            "the correction makes the gradients, averaged over time as the first moment does.",
             self._finals(),
         ]
         for name, group in self.groups().items():
-            parts += [f"**{TITLES[name]}**", comparisons(group)]
+            question, told = QUESTIONS[name]
+            parts += [f"**{question}** {told[0].upper()}{told[1:]}:", comparisons(group)]
         return parts
 
     def _curves(self):
@@ -145,6 +166,20 @@ class Results:
                 points = {point.rate: point for point in self.curve(arm, pair)}
                 rows.append([arm.name, *(_cell(points.get(rate), best) for rate in rates)])
         return table(rows)
+
+    def _ends(self):
+        """A sentence where a best rate is at an end of its range, which goes on no further."""
+        ends = [
+            f"{arm.name} at {best:g}"
+            for pair in PAIRS
+            for arm, best in zip(pair, self.best_rates(pair), strict=True)
+            if best in (self.plan.rates(pair)[0], self.plan.rates(pair)[-1])
+        ]
+        if not ends:
+            return []
+        return [
+            f"Best at the end of the range, so that another rate may be better: {', '.join(ends)}."
+        ]
 
     def _finals(self):
         rows = [["", "learning rate", "test accuracy", "95% interval", "n", "mean factor"]]

@@ -10,6 +10,8 @@ from examples.training import records
 
 _NOTE = {"color": QUIET, "size": 7}
 COLORS = {"Adam": PLAIN, "AdamNorm": VARIANT}
+FEW = 2  # so many seeds are drawn one by one
+CUT = 0.1  # the share of runs below which a row of panels may end
 WIDE = {"Adam": True, "AdamNorm": False}
 SCENARIOS = {"S1": "S1: a flat region", "S2": "S2: a steep region", "S3": "S3: a narrow valley"}
 STREAMS = {"quadratics": "random quadratics", "cycle": "3w, -w, -w, 3w, ..."}
@@ -155,24 +157,18 @@ def rates(results):
     Args:
         results: List of `convergence_results.Results`.
     """
-    figure = Figure(figsize=(10, 0.5 + 2.4 * len(results)))
+    figure = Figure(figsize=(10, 0.7 + 2.4 * len(results)))
     shared = {"squeeze": False, "sharex": "row", "sharey": "row"}
     grid, seeds = figure.subplots(len(results), len(experiments.PAIRS), **shared), []
     for panels, result in zip(grid, results, strict=True):
-        counts = set()
+        drawn = []
         for axes, pair in zip(panels, experiments.PAIRS, strict=True):
-            for arm, color, wide in zip(pair, (PLAIN, VARIANT), (True, False), strict=True):
+            best_rates = result.best_rates(pair)
+            for arm, best, side in zip(pair, best_rates, (0, 1), strict=True):
                 points = [point for point in result.curve(arm, pair) if point.accuracies]
-                if not points:
-                    continue
-                x = [point.rate for point in points]
-                values = [100 * np.array(point.accuracies) for point in points]
-                counts.update(map(len, values))
-                low, high = ([end(value) for value in values] for end in (np.min, np.max))
-                axes.fill_between(x, low, high, color=color, alpha=0.16, linewidth=0)
-                width, alpha = (4.5, 0.55) if wide else (1.6, 1.0)
-                style = {"color": color, "linewidth": width, "alpha": alpha, "label": arm.name}
-                axes.plot(x, list(map(np.mean, values)), **style)
+                drawn += points
+                if points:
+                    _rate_curve(axes, arm.name, points, best, side)
             axes.set_xscale("log")
             if axes.lines:
                 axes.legend(frameon=False, fontsize=7, loc="lower center")
@@ -180,64 +176,107 @@ def rates(results):
                 names = " and ".join(arm.name for arm in pair)
                 place = {"transform": axes.transAxes, "ha": "center", "va": "center"}
                 axes.text(0.5, 0.5, f"{names}:\nnot run", **place, color=QUIET, size=7)
+        counts = {len(point.accuracies) for point in drawn}
         seeds.append(
             f"{result.images}: {' to '.join(map(str, sorted({min(counts), max(counts)})))}"
         )
+        values = [100 * value for point in drawn for value in point.accuracies]
+        panels[0].set_ylim(bottom=np.quantile(values, CUT) - 1)
         panels[0].set_ylabel(f"test accuracy in percent,\n{result.images}")
     for axes in grid[-1]:
         axes.set_xlabel("learning rate")
-    figure.text(
-        0.01, 0.01, f"Lines: means, bands: ranges over the seeds ({', '.join(seeds)})", **_NOTE
+    note = (
+        f"Lines: means over the seeds ({', '.join(seeds)}). Bands: their ranges; where there are "
+        "few seeds, small dots. Large dots: the rates with the best validation\naccuracy. Cut off "
+        f"is what lies more than a point below the worst {CUT:.0%} of a row's runs."
     )
-    figure.tight_layout(rect=(0, 0.03, 1, 1))
+    figure.text(0.01, 0.01, note, **_NOTE)
+    figure.tight_layout(rect=(0, 0.16 / len(results) ** 0.9, 1, 1))
     return figure
 
 
+def _rate_curve(axes, name, points, best, side):
+    """The curve of one side of a pair: 0 is the plain optimizer, 1 the variant."""
+    color, width, alpha = ((PLAIN, 4.5, 0.55), (VARIANT, 1.6, 1.0))[side]
+    x = [point.rate for point in points]
+    values = [100 * np.array(point.accuracies) for point in points]
+    if min(map(len, values)) > FEW:
+        low, high = ([end(value) for value in values] for end in (np.min, np.max))
+        axes.fill_between(x, low, high, color=color, alpha=0.13, linewidth=0)
+        for end in (low, high):
+            axes.plot(x, end, color=color, alpha=0.5, linewidth=0.6)
+    else:
+        for rate, seeds in zip(x, values, strict=True):
+            axes.plot([rate] * len(seeds), seeds, ".", color=color, markersize=3 + 2 * (not side))
+    means = list(map(np.mean, values))
+    axes.plot(x, means, color=color, linewidth=width, alpha=alpha, label=name)
+    if best in x:
+        axes.plot([best], [means[x.index(best)]], "o", color=color, markersize=9 - 3 * side)
+
+
 @_styled
-def forest(results, titles):
+def forest(results, questions):
     """All differences with their intervals: a column for each study, a block for each group.
 
     A study that has none yet is left out.
 
     Args:
         results: List of `convergence_results.Results`.
-        titles: `{group: title}`.
+        questions: `{group: (what it asks, which difference it shows)}`.
     """
     begun = [r for r in results if any(one.count > 1 for g in r.groups().values() for one in g)]
     results = begun or results[:1]
-    count = sum(len(group) + 1 for group in results[0].groups().values())
-    figure = Figure(figsize=(3.5 + 3.2 * len(results), 0.6 + 0.24 * count))
-    (panels,) = figure.subplots(1, len(results), squeeze=False, sharey=True)
+    rows = sum(len(group) + 2 for group in results[0].groups().values())
+    figure = Figure(figsize=(4.6 + 2.9 * len(results), 1.0 + 0.22 * rows))
+    (panels,) = figure.subplots(1, len(results), squeeze=False, sharex=True, sharey=True)
     for axes, result in zip(panels, results, strict=True):
-        labels, y = [], 0
+        labels, y, counts = [], 0, set()
         for name, group in result.groups().items():
-            labels.append((y, titles[name].split("?")[0] + "?"))
+            labels += zip((y, y + 0.8), questions[name], strict=True)
+            y += 1
             for one in group:
                 y += 1
-                labels.append((y, f"{one.variant} - {one.plain}"))
-                if one.count > 1:
-                    mean, low, high = (100 * value for value in one.together)
-                    color = VARIANT if low > 0 or high < 0 else PLAIN
-                    axes.plot([low, high], [y, y], color=color, linewidth=2)
-                    axes.plot([mean], [y], "o", color=color, markersize=5)
-            y += 1
+                labels.append((y, one.variant.removesuffix(", debiased")))
+                counts.update({one.count} - {0})
+                _difference(axes, y, one)
+            y += 1.3
         axes.axvline(0, color=INK, linewidth=0.8)
-        axes.set_title(f"{result.images[0].upper()}{result.images[1:]}", color=INK)
-        axes.set_xlabel("difference in test accuracy, points")
+        seeds = " to ".join(map(str, sorted({min(counts), max(counts)}))) if counts else "no"
+        axes.set_title(f"{result.images[0].upper()}{result.images[1:]}, {seeds} seeds", color=INK)
+        axes.set_xlabel(
+            "\N{LEFTWARDS ARROW} first worse   points of test accuracy   first better "
+            "\N{RIGHTWARDS ARROW}"
+        )
         axes.grid(axis="y", visible=False)
     panels[0].set_yticks(*zip(*labels, strict=True), fontsize=7)
     for label in panels[0].get_yticklabels():
         if label.get_text().endswith("?"):
             label.set(color=INK, weight="bold")
+        elif " - " in label.get_text():
+            label.set(style="italic")
     panels[0].set_ylim(y - 0.5, -0.7)
     figure.text(
         0.01,
-        0.005,
-        "The intervals of a block hold together with 95%. Right of 0 the first is better.",
+        0.01,
+        "Dots: mean differences. Lines: intervals over the seeds; those of a block hold together "
+        "with 95%.\nGrey: the interval holds 0, a tie. Red: it does not.",
         **_NOTE,
     )
-    figure.tight_layout(rect=(0, 0.02, 1, 1))
+    figure.tight_layout(rect=(0, 0.04, 1, 1))
     return figure
+
+
+def _difference(axes, y, one):
+    """The interval of a `Comparison` in row `y`."""
+    if one.count > 1:
+        mean, low, high = (100 * value for value in one.together)
+        color = VARIANT if low > 0 or high < 0 else PLAIN
+        axes.plot([low, high], [y, y], color=color, linewidth=2)
+        axes.plot([mean], [y], "o", color=color, markersize=5)
+    if one.failed:
+        told = ", ".join(f"{count} of {name} failed" for name, count in one.failed.items())
+        place = {"transform": axes.get_yaxis_transform(), "ha": "right", "va": "center"}
+        axes.text(1, y, told, **place, **_NOTE)
 
 
 def pair_columns(arms, pairs=experiments.PAIRS):

@@ -300,7 +300,7 @@ class Report:
             return {}
         return {
             "learning-rates": lambda: figures.rates(done),
-            "differences": lambda: figures.forest(done, convergence_results.TITLES),
+            "differences": lambda: figures.forest(done, convergence_results.QUESTIONS),
         }
 
     # The paper's tables
@@ -508,12 +508,13 @@ def _comparisons(comparisons):
     rows = [["", "difference", "95% interval", "widened", "n", "detectable", "verdict"]]
     for one in comparisons:
         row = [f"{one.variant} - {one.plain}"]
+        lost = "".join(f", {count} of {name} failed" for name, count in one.failed.items())
         if one.differences:
             detectable = "-" if math.isinf(one.detectable) else f"{100 * one.detectable:.2f}"
             row += [f"{100 * one.alone.mean:+.2f}", _points(one.alone), _points(one.together)]
-            row += [str(one.count), detectable, one.verdict]
+            row += [f"{one.count}{lost}", detectable, one.verdict]
         else:
-            row += ["-", "-", "-", "0", "-", NOT_RUN]
+            row += ["-", "-", "-", f"0{lost}", "-", one.verdict]
         rows.append(row)
     return table(rows)
 

@@ -1,18 +1,21 @@
-"""Carries out the runs of the paper's tables and figures, and of the desk study.
+"""Carries out the runs of the paper's tables and figures, and of this project's studies.
 
 examples:
   what a table needs, and how long it may take:
     python -m examples.study.reproduce table1 --dry-run
   a part of it:
     python -m examples.study.reproduce table1 --only cifar10-vgg16 --only cifar10-resnet18
-  the study of the README, hours on two cores; it goes on where it stopped:
+  the desk study, hours on two cores; it goes on where it stopped:
     python -m examples.study.reproduce study tuned --scale desk
   the same command, started twice on one machine or on several that share a folder, shares the work:
     python -m examples.study.reproduce study --scale desk --folder /a/shared/folder
   one of four jobs of a scheduler, which need not share anything while they run:
     python -m examples.study.reproduce table1 --shard 1/4
-  the study at convergence, an hour or two on the digits and a night on CIFAR-10:
-    python -m examples.study.reproduce digits-convergence cifar10-convergence
+  the study at convergence, on the digits, two hours on two cores:
+    python -m examples.study.reproduce digits-convergence
+  and on CIFAR-10, a night, started twice; the records are of one thread a process:
+    TF_NUM_INTRAOP_THREADS=1 TF_NUM_INTEROP_THREADS=1 OMP_NUM_THREADS=1 \\
+      python -m examples.study.reproduce cifar10-convergence
   the two small simulations, a few minutes:
     python -m examples.study.reproduce figure1 regret
   everything in a few minutes, to see that it runs:

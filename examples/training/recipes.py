@@ -139,8 +139,8 @@ class Settings:
         if self.distribute and self._accumulates():
             raise UsageError(
                 "Argument `distribute` must be false with `gradient_accumulation_steps`, which "
-                "Keras cannot accumulate under a strategy. A larger `batch_size` does the same. "
-                "Received: distribute=True"
+                "Keras cannot accumulate under a strategy. Take a larger `batch_size` instead: "
+                "it has the same effect. Received: distribute=True"
             )
         if self.drop_epoch is None:
             object.__setattr__(self, "drop_epoch", max(1, round(0.8 * self.epochs)))

@@ -46,6 +46,7 @@ FIELDS = {
     "versions": {},
     "device": {"processor": str, "cores": int, "gpus": [str]},
 }
+_THREADS = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "OMP_NUM_THREADS")
 _MAY_BE_NULL = ("validation", "corrections")
 # What becomes of a reader to whom a file gives something else than it wrote.
 _MISREAD = (ArithmeticError, AttributeError, LookupError, StopIteration, TypeError, ValueError)
@@ -283,7 +284,10 @@ def versions():
 
 
 def device():
-    """The machine: processor, cores, accelerators, backend."""
+    """The machine: processor, cores, accelerators, backend, and bounds on threads if any is set.
+
+    The number of threads decides the last digits of a result.
+    """
     import keras
 
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count())
@@ -292,6 +296,7 @@ def device():
         "processor": _processor(),
         "cores": len(cores),
         "gpus": _gpus(keras.backend.backend()),
+        "threads": {name: os.environ[name] for name in _THREADS if name in os.environ},
         "system": f"{platform.system()} {platform.machine()}",
     }
 

@@ -103,8 +103,8 @@ def refuse(optimizers):
         what = "Wrap yours as "
     raise ValueError(
         "GradientNormMonitor needs an optimizer that keeps gradient norms. "
-        f"{what}`{advice}`, which equals it bit for bit and keeps "
-        f"them. Received: optimizer={name.format(type(inner).__name__)}"
+        f"{what}`{advice}`: it trains as before, bit for bit, and the "
+        f"norms are kept. Received: optimizer={name.format(type(inner).__name__)}"
     )
 
 
