@@ -1,8 +1,8 @@
 """What the optimizers share: hyperparameters, state, and the way a step reaches the algorithm."""
 
-import math
 import numbers
 import re
+import sys
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -87,7 +87,7 @@ class StepOptimizer(keras.optimizers.Optimizer):
             "loss_scale_factor": loss_scale_factor,
         }
         for argument, value in finite.items():
-            if _is_number(value) and not math.isfinite(value):
+            if _is_number(value) and not abs(value) <= sys.float_info.max:
                 raise ValueError(
                     f"Argument `{argument}` must be a finite number. Received: {argument}={value!r}"
                 )
@@ -210,6 +210,11 @@ class StepOptimizer(keras.optimizers.Optimizer):
         What is excluded is kept in the config, and with it in a saved model: names always, a list
         of variables once the optimizer is built.
         """
+        # As lists, for Keras and for the config alike. Keras takes a string for its letters.
+        var_list, var_names = (
+            list(given) if isinstance(given, Iterable) and not hasattr(given, "shape") else given
+            for given in (var_list, var_names)
+        )
         super().exclude_from_weight_decay(var_list, var_names)
         self._weight_decay_exclusions.set(var_list, var_names)
         if self.built:  # where this Keras allows it
@@ -323,11 +328,12 @@ class AdaptiveOptimizer(StepOptimizer):
 
     def denominator(self, step: Step, second_moment: Any, scale: Any = 1.0) -> Any:
         """`sqrt(v + scale ** 2 * epsilon_root) + scale * epsilon`, and nowhere 0."""
-        if self.epsilon_root > 0:
-            second_moment = second_moment + scale * scale * self.epsilon_root
-        if self.epsilon == 0 or self.epsilon_hat:
-            return step.root(second_moment, self.epsilon)
-        return step.root(second_moment, scale * self.epsilon)
+        epsilon_root, epsilon = map(precision.number, (self.epsilon_root, self.epsilon))
+        if not precision.is_zero(epsilon_root):
+            second_moment = second_moment + scale * scale * epsilon_root
+        if precision.is_zero(epsilon) or self.epsilon_hat:
+            return step.root(second_moment, epsilon)
+        return step.root(second_moment, scale * epsilon)
 
     def adaptive_step(self, step: Step, m: Any, v: Any, factor: Any = None) -> None:
         """Takes `learning_rate * factor * m_hat / (sqrt(v_hat + epsilon_root) + epsilon)` off."""
@@ -510,7 +516,8 @@ class AdaptiveNormCorrection(NormCorrection, AdaptiveOptimizer):
             epsilon_hat=epsilon_hat,
             **kwargs,
         )
-        if corrected_moments not in CORRECTED_MOMENTS:
+        is_known = isinstance(corrected_moments, str) and corrected_moments in CORRECTED_MOMENTS
+        if not is_known:
             allowed = ", ".join(f'"{moments}"' for moments in CORRECTED_MOMENTS)
             raise ValueError(
                 f"Argument `corrected_moments` must be one of {allowed}. "
@@ -660,7 +667,7 @@ def decay_rate(argument, value):
 
 def number_at_least(minimum, argument, value, alternative=""):
     """The value as a float, if it is a finite number not below the minimum."""
-    if not _is_number(value) or not minimum <= value < math.inf:
+    if not _is_number(value) or not minimum <= value <= sys.float_info.max:
         raise ValueError(
             f"Argument `{argument}` must be {alternative}a finite number >= {minimum}. "
             f"Received: {argument}={value!r}"

@@ -1,5 +1,6 @@
 """What the norm correction did, step by step: a callback that works in anybody's `fit`."""
 
+import numbers
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from keras_adanorm.engine import monitored
+from keras_adanorm.engine import monitored, precision
 
 METRICS = ("corrections_fired", "gradient_norm", "corrected_gradient_norm")
 
@@ -85,11 +86,11 @@ class GradientNormMonitor(keras.callbacks.Callback):
 
     def __init__(self, every: int = 1, per_step: bool = False) -> None:
         super().__init__()
-        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+        if isinstance(every, bool) or not isinstance(every, numbers.Integral) or every < 1:
             raise ValueError(
                 f"Argument `every` must be a positive integer. Received: every={every}"
             )
-        self.every = every
+        self.every = int(every)
         self.per_step = per_step
         self.history: dict[str, list[float]] = {name: [] for name in METRICS}
         self.variable_names: list[str] = []
@@ -201,7 +202,12 @@ class GradientNormMonitor(keras.callbacks.Callback):
 
     def _observe(self, observed):
         norms = [
-            norms_between(before, after, each.optimizer.gamma, each.optimizer.max_correction)
+            norms_between(
+                before,
+                after,
+                precision.number(each.optimizer.gamma),
+                each.optimizer.max_correction,
+            )
             for each, _, before, after in observed
         ]
         before, after, fired = (np.concatenate(parts) for parts in zip(*norms, strict=True))

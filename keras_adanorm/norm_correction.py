@@ -4,6 +4,7 @@ Source: Dubey, Singh and Chaudhuri, "AdaNorm: Adaptive Gradient Norm Correction 
 CNNs", WACV 2023, equations 2 to 4.
 """
 
+import numbers
 from typing import Any
 
 import keras
@@ -50,6 +51,9 @@ def correct_norm(
         A tuple `(s_t, e_t)`: the corrected gradient, of the shape of `gradient`, and the new
         average, a scalar; both in float64 for a float64 gradient, else in float32.
 
+    Raises:
+        ValueError: If `gamma` or `max_correction` is outside its range, or `average` no scalar.
+
     Example:
 
     >>> import numpy as np
@@ -59,10 +63,25 @@ def correct_norm(
     >>> float(e), np.asarray(s).tolist()
     (15.0, [9.0, 12.0])
     """
+    from keras_adanorm.base import correction_bound, decay_rate  # which needs this file
+
+    if isinstance(gamma, numbers.Real) or not hasattr(gamma, "shape"):
+        gamma = decay_rate("gamma", gamma)
+    if isinstance(max_correction, numbers.Real) or not hasattr(max_correction, "shape"):
+        max_correction = correction_bound(max_correction)
+    if average is None or not _may_be_scalar(average):
+        raise ValueError(f"Argument `average` must be a scalar. Received: average={average!r}")
     gradient = precision.to_compute_dtype(gradient)
     norm = l2_norm(gradient) if norm is None else norm
     ratio, average = norm_ratio(norm, average, gamma, max_correction)
     return (gradient if ratio is None else gradient * ratio), average
+
+
+def _may_be_scalar(value):
+    try:
+        return np.shape(value) == ()
+    except ValueError:  # a tensor of TensorFlow whose rank is not known
+        return True
 
 
 def norm_ratio(
@@ -81,6 +100,9 @@ def norm_ratio(
     """
     limits = np.finfo(keras.backend.standardize_dtype(norm.dtype))
     xp = precision.operations(norm, average)
+    gamma = precision.number(gamma)
+    if not isinstance(gamma, numbers.Real):
+        gamma = precision.to_dtype(gamma, keras.backend.standardize_dtype(norm.dtype))
     finite = xp.isfinite(norm)
     # No operation below makes an Inf or NaN from finite numbers, in no branch: people look for them
     # with the numeric debuggers of TensorFlow and JAX.
@@ -88,7 +110,7 @@ def norm_ratio(
     average = xp.where(finite, gamma * average + (1 - gamma) * norm, average)
     # A gradient that is scaled up to it must not overflow by a rounding.
     average = precision.minimum(average, float(limits.max) * (1 - 2.0**-21))
-    if gamma == 0:  # e_t is the norm itself: the gradient passes, to the last bit
+    if precision.is_zero(gamma):  # e_t is the norm itself: the gradient passes, to the last bit
         return None, average
     bound = float(limits.max) if max_correction is None else max_correction
     one = xp.ones_like(norm)

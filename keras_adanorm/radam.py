@@ -1,6 +1,7 @@
 """Radam and RadamNorm (supplementary algorithms of the paper)."""
 
 import math
+import numbers
 from typing import Any
 
 import keras
@@ -79,15 +80,21 @@ class Radam(AdaptiveOptimizer):
         `r` and the factor end with a root and a quotient. XLA computes these once and keeps them;
         what comes after them it computes again in the update of each variable.
         """
-        rho_infinity = 2 / (1 - self.beta_2) - 1
+        beta_2 = precision.number(self.beta_2)
+        if not isinstance(beta_2, numbers.Real):
+            raise ValueError(
+                f"{type(self).__name__} needs a number as `beta_2` where its step is compiled. "
+                f"Received: beta_2={self.beta_2}"
+            )
+        rho_infinity = 2 / (1 - beta_2) - 1
         if rho_infinity < THRESHOLD:  # rho_t stays below rho_infinity
             return step.learning_rate / step.bias_correction(self.beta_1), 0.0
-        rho_t = simple_average_length(step.t, self.beta_2)
+        rho_t = simple_average_length(step.t, beta_2)
         is_tractable = ops.cast(rho_t >= THRESHOLD, rho_t.dtype)
         rho_t = precision.maximum(rho_t, THRESHOLD)  # keeps the root of the other case real
         rho_u = (rho_t - 4) * (rho_t - 2) * rho_infinity
         rho_d = (rho_infinity - 4) * (rho_infinity - 2) * rho_t
-        r = ops.sqrt(is_tractable * step.bias_correction(self.beta_2) * rho_u / rho_d)
+        r = ops.sqrt(is_tractable * step.bias_correction(beta_2) * rho_u / rho_d)
         adaptive = ops.cast(r > 0, r.dtype)
         rate = step.learning_rate * (r + (1 - adaptive))
         return rate / step.bias_correction(self.beta_1), adaptive

@@ -48,6 +48,13 @@ def test_epsilon_out_of_range(cls, argument, value):
     )
 
 
+@pytest.mark.parametrize("argument", ["epsilon", "epsilon_root", "max_correction", "clipnorm"])
+@every_norm_class
+def test_a_number_beyond_all_floats(cls, argument):
+    with pytest.raises(ValueError, match=f"`{argument}` must be .*a finite number"):
+        cls(**{argument: 10**400})
+
+
 @pytest.mark.parametrize("value", [0.99, 0, -1, NAN, INF, "2", True], ids=repr)
 @every_norm_class
 def test_max_correction_out_of_range(cls, value):
@@ -59,7 +66,11 @@ def test_max_correction_out_of_range(cls, value):
     )
 
 
-@pytest.mark.parametrize("value", ["third", "First", "", None, 1, ["first"]], ids=repr)
+@pytest.mark.parametrize(
+    "value",
+    ["third", "First", "", None, 1, ["first"], np.array("both"), np.array(["first", "first"])],
+    ids=repr,
+)
 @every_norm_class
 def test_unknown_corrected_moments(cls, value):
     with pytest.raises(ValueError) as error:

@@ -108,6 +108,35 @@ def test_what_is_not_a_list_is_refused(make):
             make(LR).exclude_from_norm_correction(var_names=given)
 
 
+@pytest.mark.parametrize("given", ("generator", "string"))
+def test_what_decays_is_the_same_after_loading(given):
+    """Keras takes a string for its letters: `"k"` is in no name but "kernel"."""
+    variables = new_variables()
+    optimizer = NormCorrection(LR, weight_decay=0.1)
+    if given == "generator":
+        optimizer.exclude_from_weight_decay(var_list=(v for v in variables[:1]))
+    else:
+        optimizer.exclude_from_weight_decay(var_names="k")
+    optimizer.build(variables)
+    again = NormCorrection.from_config(optimizer.get_config())
+    again.build(variables)
+    for one in (optimizer, again):
+        assert [one._use_weight_decay(variable) for variable in variables] == [False, True, True]
+
+
+def test_names_that_are_one_string_are_kept_as_keras_takes_them():
+    variables = new_variables()
+    ours, keras_own = NormCorrection(LR, weight_decay=0.1), keras.optimizers.Adam(weight_decay=0.1)
+    for optimizer in (ours, keras_own):
+        optimizer.exclude_from_weight_decay(var_names="bias")
+        optimizer.build(variables)
+    again = NormCorrection.from_config(ours.get_config())
+    again.build(variables)
+    for variable in variables:
+        decays = {one._use_weight_decay(variable) for one in (ours, again, keras_own)}
+        assert len(decays) == 1
+
+
 def test_any_iterable_is_taken():
     variables = dict(zip(SHAPES, new_variables(), strict=True))
     left = {"bias": variables["bias"]}

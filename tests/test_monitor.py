@@ -427,6 +427,10 @@ def test_every_must_be_a_positive_integer(every):
         GradientNormMonitor(every=every)
 
 
+def test_every_may_be_an_integer_of_numpy():
+    assert type(GradientNormMonitor(every=np.int64(5)).every) is int
+
+
 def test_rounding_of_the_average_is_not_a_gradient():
     rng = np.random.default_rng(0)
     previous = rng.lognormal(size=1000, sigma=8).astype("float32")

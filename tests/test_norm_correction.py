@@ -56,6 +56,23 @@ def test_by_hand():
     np.testing.assert_allclose(s, [9.0, 12.0], rtol=1e-6)
 
 
+@pytest.mark.parametrize(
+    "given, told",
+    (
+        ({"gamma": 1.5}, r"`gamma` must be in the range \[0, 1\). Received: gamma=1.5"),
+        ({"gamma": "x"}, "`gamma` must be in the range"),
+        ({"gamma": None}, "`gamma` must be in the range"),
+        ({"max_correction": 0.5}, "`max_correction` must be None or a finite number >= 1"),
+        ({"average": None}, "`average` must be a scalar"),
+        ({"average": np.ones(2, "float32")}, "`average` must be a scalar"),
+    ),
+    ids=repr,
+)
+def test_arguments_out_of_range(given, told):
+    with pytest.raises(ValueError, match=told):
+        correct_norm(**{"gradient": np.ones(2, "float32"), "average": np.float32(1), **given})
+
+
 def test_a_norm_above_the_average_passes():
     s, e = correct([3.0, 4.0], 1.0, gamma=0.5)
     assert e == 3.0

@@ -65,6 +65,18 @@ class NormAverages:
             For each gradient the scalar `||s_t|| / ||g_t||` in the gradient's dtype, or `None`
             where it is always 1.
         """
+        if len(set(indices)) < len(indices):  # a variable that is given twice moves on twice
+            return [
+                self.correct(
+                    [gradient],
+                    [i],
+                    gamma,
+                    max_correction,
+                    None if norms is None else norms[k : k + 1],
+                    keep_if,
+                )[0]
+                for k, (gradient, i) in enumerate(zip(gradients, indices, strict=True))
+            ]
         ratios = [None] * len(indices)
         chosen = [k for k, i in enumerate(indices) if i not in self._excluded]
         if not chosen:

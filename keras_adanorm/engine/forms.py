@@ -1,5 +1,7 @@
 """Whether a fused kernel for Adam, as TensorFlow and torch have one, can run an optimizer."""
 
+import numbers
+
 # `(1 - beta_1) / beta_1` is to be a moderate number.
 _SMALLEST_BETA_1 = 0.5
 _SMALLEST_EPSILON = 1e-30
@@ -19,6 +21,9 @@ def form_of(optimizer, forms):
     owner = next(base for base in cls.__mro__ if "algorithm" in vars(base))
     form = forms.get((owner.__module__, owner.__qualname__))
     if form is None or not all(_is_ours(optimizer, name) for name in _METHODS):
+        return None
+    numeric = (optimizer.beta_1, optimizer.beta_2, optimizer.epsilon, optimizer.epsilon_root)
+    if not all(isinstance(number, numbers.Real) for number in numeric):  # variables, for example
         return None
     is_usual = (
         getattr(optimizer, "corrected_moments", "first") == "first"

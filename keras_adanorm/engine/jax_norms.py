@@ -33,6 +33,31 @@ _MANY = 16
 
 def jax_norms(tensors, dtype):
     """The L2 norm of each array, a vector of a dtype."""
+    if any(map(private.is_traced_by_jax, tensors)):
+        return _norms_with_derivative(tensors, dtype)
+    return _norms(tensors, dtype)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _norms_with_derivative(tensors, dtype):
+    """The norms, for a program that may be differentiated, as in meta-learning."""
+    return _norms(tensors, dtype)
+
+
+@_norms_with_derivative.defjvp
+def _derivative(dtype, primals, tangents):
+    """`d||g|| = <g / ||g||, dg>`, and 0 where the norm is 0; no sum of squares is differentiated"""
+    (tensors,), (moves,) = primals, tangents
+    norms = _norms_with_derivative(tensors, dtype)
+    changes = []
+    for i, (tensor, move) in enumerate(zip(tensors, moves, strict=True)):
+        norm = norms[i].astype(tensor.dtype)
+        direction = tensor / jnp.where(norm == 0, jnp.ones_like(norm), norm)
+        changes.append(jnp.sum(direction * move).astype(dtype))
+    return norms, jnp.stack(changes)
+
+
+def _norms(tensors, dtype):
     by_dtype = {}
     for i, tensor in enumerate(tensors):
         by_dtype.setdefault(tensor.dtype.name, []).append(i)

@@ -8,6 +8,8 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_adanorm.engine import private
+
 # How far 1 minus a rounded decay may be from 1 minus the decay, as a part of it.
 ROUNDING = 2e-5
 
@@ -70,7 +72,27 @@ def is_complex(dtype):
     return "complex" in str(getattr(dtype, "name", dtype))
 
 
-@functools.lru_cache(1024)
+def number(value):
+    """A number as it is; of a variable or tensor the number in it, or itself while it is recorded.
+
+    Decays and epsilons may be set to a variable, as with `keras.optimizers.Adam`.
+    """
+    if isinstance(value, numbers.Real):
+        return value
+    tensor = as_tensor(value)
+    backend = keras.backend.backend()
+    if backend == "tensorflow" and not hasattr(tensor, "numpy"):
+        return tensor
+    if backend == "jax" and private.is_traced_by_jax(tensor):
+        return tensor
+    return float(tensor)
+
+
+def is_zero(value):
+    """Whether this is the number 0. Of a tensor that is being recorded nobody knows."""
+    return isinstance(value, numbers.Real) and value == 0
+
+
 def rounded(decay, dtype):
     """The decay of an average as it is in a compute dtype.
 
@@ -79,6 +101,15 @@ def rounded(decay, dtype):
     decay, the weight of a new value and the correction for bias. A decay so close to 1 that
     rounding would change `1 - decay` by more than a part of `ROUNDING` stays as it is.
     """
+    if type(decay) is not float:
+        decay = number(decay)
+        if not isinstance(decay, numbers.Real):
+            return to_dtype(decay, dtype)
+    return _rounded(decay, dtype)
+
+
+@functools.lru_cache(1024)
+def _rounded(decay, dtype):
     number = float(np.dtype(dtype).type(decay))
     return number if abs((1 - number) / (1 - decay) - 1) <= ROUNDING else decay
 

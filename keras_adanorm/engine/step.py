@@ -42,6 +42,8 @@ class Update:
     def bias_correction(self, decay, dtype):
         """`1 - decay ** t`, to the last digits for every step and every decay in [0, 1)."""
         decay = precision.rounded(decay, dtype)
+        if not isinstance(decay, numbers.Real):
+            return -ops.expm1(self.number(dtype) * ops.log(decay))
         if decay == 0:
             return 1.0
         return self.once(("bias", decay, dtype), lambda: self._bias_correction(decay, dtype))

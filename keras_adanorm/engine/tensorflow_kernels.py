@@ -63,7 +63,7 @@ def gradient_of(variable, gradient):
         gradient = ways.in_compute_dtype(gradient, variable)
     # Of a sparse gradient the shape is not known in a graph.
     if gradient.shape.is_fully_defined():
-        return gradient
+        return ways.in_shape(gradient, tuple(variable.shape))
     return tf.ensure_shape(gradient, variable.shape)
 
 
@@ -113,9 +113,10 @@ class Scalars:
         self._beta_1_tensor, self._beta_2_tensor = map(self.tensor, (self.beta_1, self.beta_2))
 
     def tensor(self, value):
-        """A number or scalar tensor as a scalar tensor of the dtype."""
+        """A number, or a tensor with one element, as a scalar tensor of the dtype."""
         if isinstance(value, tf.Tensor):
-            return tf.cast(value, self.dtype)
+            value = tf.cast(value, self.dtype)
+            return value if value.shape.rank == 0 else tf.reshape(value, ())
         return tf.constant(value, self.dtype)
 
     def rate(self, optimizer):

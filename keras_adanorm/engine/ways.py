@@ -3,7 +3,7 @@
 | way | when it is taken |
 |---|---|
 | Keras' own: `update_step` for each variable | a class that has its own `update_step` or `assign` |
-| `one_by_one`: all norms at once, then each variable | everywhere else |
+| `one_by_one`: all norms at once, then each variable | a variable is given twice; everywhere else |
 | `distributed.py`: the same after the sum over devices | under a strategy of `tf.distribute` |
 | `tensorflow_kernels.py`: fused kernels | TensorFlow without XLA |
 | `one_program.py` | JAX compiles the update of all variables as one program |
@@ -34,7 +34,9 @@ def update_all(optimizer, gradients, variables, learning_rate):
     """Updates variables in the fastest way that gives the right numbers here."""
     way = one_by_one
     backend = keras.backend.backend()
-    if backend == "torch":
+    if len(set(map(id, variables))) < len(variables):
+        pass  # a variable that is given twice is updated twice, one step after the other
+    elif backend == "torch":
         from keras_adanorm.engine.torch_groups import update_in_groups as way
     elif backend == "jax" and is_one_program(optimizer):
         from keras_adanorm.engine.one_program import update_as_one_program as way
@@ -81,9 +83,18 @@ def one_by_one(optimizer, gradients, variables, learning_rate):
 
 
 def in_compute_dtype(gradient, variable):
-    """A variable's gradient as a dense tensor in the variable's compute dtype."""
+    """A variable's gradient as a dense tensor in the variable's compute dtype and shape."""
     dtype = precision.compute_dtype(variable.dtype)
-    return precision.to_dtype(precision.dense(gradient), dtype)
+    gradient = precision.to_dtype(precision.dense(gradient), dtype)
+    return in_shape(gradient, tuple(variable.shape))
+
+
+def in_shape(gradient, shape):
+    """The gradient, one that broadcasts to the variable's shape in that shape."""
+    given = tuple(gradient.shape)
+    if given == shape or None in given:  # what is not known is left to the update
+        return gradient
+    return ops.broadcast_to(gradient, shape)
 
 
 def slots_of(optimizer, variables):
