@@ -1,8 +1,8 @@
 """What the optimizers share: hyperparameters, state, and the way a step reaches the algorithm."""
 
+import math
 import numbers
 import re
-import sys
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -87,7 +87,7 @@ class StepOptimizer(keras.optimizers.Optimizer):
             "loss_scale_factor": loss_scale_factor,
         }
         for argument, value in finite.items():
-            if _is_number(value) and not abs(value) <= sys.float_info.max:
+            if _is_number(value) and not _is_finite(value):
                 raise ValueError(
                     f"Argument `{argument}` must be a finite number. Received: {argument}={value!r}"
                 )
@@ -667,7 +667,7 @@ def decay_rate(argument, value):
 
 def number_at_least(minimum, argument, value, alternative=""):
     """The value as a float, if it is a finite number not below the minimum."""
-    if not _is_number(value) or not minimum <= value <= sys.float_info.max:
+    if not _is_number(value) or not _is_finite(value) or value < minimum:
         raise ValueError(
             f"Argument `{argument}` must be {alternative}a finite number >= {minimum}. "
             f"Received: {argument}={value!r}"
@@ -687,6 +687,13 @@ def boolean(argument, value):
             f"Argument `{argument}` must be True or False. Received: {argument}={value!r}"
         )
     return value
+
+
+def _is_finite(number):
+    try:
+        return math.isfinite(number)
+    except OverflowError:  # an integer beyond all floats
+        return False
 
 
 def _is_number(value):

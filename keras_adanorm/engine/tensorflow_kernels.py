@@ -62,8 +62,9 @@ def gradient_of(variable, gradient):
     if not is_ready or variable.dtype not in (tf.float32, tf.float64):
         gradient = ways.in_compute_dtype(gradient, variable)
     # Of a sparse gradient the shape is not known in a graph.
+    gradient = ways.in_shape(gradient, variable.shape)
     if gradient.shape.is_fully_defined():
-        return ways.in_shape(gradient, tuple(variable.shape))
+        return gradient
     return tf.ensure_shape(gradient, variable.shape)
 
 

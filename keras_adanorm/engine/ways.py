@@ -86,15 +86,15 @@ def in_compute_dtype(gradient, variable):
     """A variable's gradient as a dense tensor in the variable's compute dtype and shape."""
     dtype = precision.compute_dtype(variable.dtype)
     gradient = precision.to_dtype(precision.dense(gradient), dtype)
-    return in_shape(gradient, tuple(variable.shape))
+    return in_shape(gradient, variable.shape)
 
 
 def in_shape(gradient, shape):
     """The gradient, one that broadcasts to the variable's shape in that shape."""
-    given = tuple(gradient.shape)
-    if given == shape or None in given:  # what is not known is left to the update
+    if gradient.shape == shape:
         return gradient
-    return ops.broadcast_to(gradient, shape)
+    is_known = getattr(gradient.shape, "is_fully_defined", lambda: True)  # TensorFlow's in a graph
+    return ops.broadcast_to(gradient, tuple(shape)) if is_known() else gradient
 
 
 def slots_of(optimizer, variables):
