@@ -84,7 +84,7 @@ class Radam(AdaptiveOptimizer):
         if not isinstance(beta_2, numbers.Real):
             raise ValueError(
                 f"{type(self).__name__} needs a number as `beta_2` where its step is compiled. "
-                f"Received: beta_2={self.beta_2}"
+                f"Received: beta_2 of type {type(self.beta_2).__name__}"
             )
         rho_infinity = 2 / (1 - beta_2) - 1
         if rho_infinity < THRESHOLD:  # rho_t stays below rho_infinity

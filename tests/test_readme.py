@@ -72,7 +72,7 @@ def test_the_sentences_on_the_study_at_convergence_are_what_it_found(digits):
 def test_the_sentences_on_cifar10_are_what_the_studies_found(cifar10, reported):
     told = section("Does it help?")
     done, planned = len(cifar10.records) + cifar10.failed, len(cifar10.planned)
-    assert f"is not finished: it has {done} of the first {planned} runs." in told
+    assert f"is not finished: it has {done} of the {planned} runs planned so far." in told
     pairs = reported.study.group("pairs")
     ahead = [pair for pair in pairs if pair.verdict == f"{pair.variant} ahead"]
     (by,) = {f"{100 * statistics.mean(pair.differences):.1f}" for pair in ahead}
