@@ -110,8 +110,8 @@ def rounded(decay, dtype):
 
 @functools.lru_cache(1024)
 def _rounded(decay, dtype):
-    number = float(np.dtype(dtype).type(decay))
-    return number if abs((1 - number) / (1 - decay) - 1) <= ROUNDING else decay
+    nearest = float(np.dtype(dtype).type(decay))
+    return nearest if abs((1 - nearest) / (1 - decay) - 1) <= ROUNDING else decay
 
 
 def largest(dtype):

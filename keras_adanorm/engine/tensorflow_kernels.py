@@ -57,12 +57,12 @@ def update_by_kernels(optimizer, gradients, variables, learning_rate):
 
 
 def gradient_of(variable, gradient):
-    """The gradient, dense and in the variable's compute dtype."""
+    """The gradient, dense and in the variable's compute dtype and shape."""
     is_ready = isinstance(gradient, tf.Tensor) and gradient.dtype == variable.dtype
     if not is_ready or variable.dtype not in (tf.float32, tf.float64):
         gradient = ways.in_compute_dtype(gradient, variable)
-    # Of a sparse gradient the shape is not known in a graph.
     gradient = ways.in_shape(gradient, variable.shape)
+    # Of a sparse gradient the shape is not known in a graph.
     if gradient.shape.is_fully_defined():
         return gradient
     return tf.ensure_shape(gradient, variable.shape)

@@ -3,7 +3,7 @@
 | way | when it is taken |
 |---|---|
 | Keras' own: `update_step` for each variable | a class that has its own `update_step` or `assign` |
-| `one_by_one`: all norms at once, then each variable | a variable is given twice; everywhere else |
+| `one_by_one`: all norms at once, then each variable | everywhere else, and if one is given twice |
 | `distributed.py`: the same after the sum over devices | under a strategy of `tf.distribute` |
 | `tensorflow_kernels.py`: fused kernels | TensorFlow without XLA |
 | `one_program.py` | JAX compiles the update of all variables as one program |
@@ -32,18 +32,24 @@ def is_run_by_the_package(optimizer, base):
 
 def update_all(optimizer, gradients, variables, learning_rate):
     """Updates variables in the fastest way that gives the right numbers here."""
-    way = one_by_one
-    backend = keras.backend.backend()
+    way = _way_for(optimizer, variables)
+    with without_gradients():
+        way(optimizer, gradients, variables, learning_rate)
+
+
+def _way_for(optimizer, variables):
     if len(set(map(id, variables))) < len(variables):
-        pass  # a variable that is given twice is updated twice, one step after the other
-    elif backend == "torch":
+        return one_by_one  # one that is given twice is updated twice, one step after the other
+    backend = keras.backend.backend()
+    if backend == "torch":
         from keras_adanorm.engine.torch_groups import update_in_groups as way
     elif backend == "jax" and is_one_program(optimizer):
         from keras_adanorm.engine.one_program import update_as_one_program as way
     elif backend == "tensorflow" and not is_one_program(optimizer):
         from keras_adanorm.engine.tensorflow_kernels import update_by_kernels as way
-    with without_gradients():
-        way(optimizer, gradients, variables, learning_rate)
+    else:
+        way = one_by_one
+    return way
 
 
 def is_one_program(optimizer):
