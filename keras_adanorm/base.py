@@ -1,21 +1,17 @@
 """What the optimizers share: hyperparameters, state, and the way a step reaches the algorithm."""
 
-import math
-import numbers
-import re
-import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
 
+from keras_adanorm import checks
 from keras_adanorm.engine import precision, private, ways
 from keras_adanorm.engine.averages import NormAverages, from_scalars
-from keras_adanorm.engine.exclusions import Exclusions
+from keras_adanorm.engine.exclusions import Exclusions, exclude_before_build
 from keras_adanorm.engine.step import Step
 
 CORRECTED_MOMENTS = ("first", "second", "both")
-UNBUILT = 2  # what an optimizer holds before it is built: the count of steps, the learning rate
 
 
 class StepOptimizer(keras.optimizers.Optimizer):
@@ -87,10 +83,7 @@ class StepOptimizer(keras.optimizers.Optimizer):
             "loss_scale_factor": loss_scale_factor,
         }
         for argument, value in finite.items():
-            if _is_number(value) and not _is_finite(value):
-                raise ValueError(
-                    f"Argument `{argument}` must be a finite number. Received: {argument}={value!r}"
-                )
+            checks.finite_if_number(argument, value)
         super().__init__(
             learning_rate=learning_rate,
             weight_decay=weight_decay,
@@ -126,9 +119,9 @@ class StepOptimizer(keras.optimizers.Optimizer):
     def build(self, variables: Sequence[Any]) -> None:
         """Creates the state of an optimizer for these variables."""
         if self.built:
-            warn_of_other_variables(self, variables)
+            checks.warn_of_other_variables(self, variables)
             return
-        refuse_complex(self, variables)
+        checks.refuse_complex(self, variables)
         kept = self._weight_decay_exclusions
         if kept.get_config().get("positions"):  # from a config: Keras has yet to be told
             super().exclude_from_weight_decay(kept.variables(variables), kept.var_names)
@@ -225,9 +218,9 @@ class StepOptimizer(keras.optimizers.Optimizer):
 
         Warns if the store says that it is the state of another class.
         """
-        warn_of_another_class(self, store)
+        checks.warn_of_another_class(self, store)
         store = self._in_this_layout(store)
-        if not skips_state(self, store):
+        if not checks.skips_state(self, store):
             super().load_own_variables(store)
 
     def _in_this_layout(self, store):
@@ -306,11 +299,11 @@ class AdaptiveOptimizer(StepOptimizer):
             name=name,
             **kwargs,
         )
-        self.beta_1 = decay_rate("beta_1", beta_1)
-        self.beta_2 = decay_rate("beta_2", beta_2)
-        self.epsilon = number_at_least(0, "epsilon", epsilon)
-        self.epsilon_root = number_at_least(0, "epsilon_root", epsilon_root)
-        self.epsilon_hat = boolean("epsilon_hat", epsilon_hat)
+        self.beta_1 = checks.decay_rate("beta_1", beta_1)
+        self.beta_2 = checks.decay_rate("beta_2", beta_2)
+        self.epsilon = checks.number_at_least(0, "epsilon", epsilon)
+        self.epsilon_root = checks.number_at_least(0, "epsilon_root", epsilon_root)
+        self.epsilon_hat = checks.boolean("epsilon_hat", epsilon_hat)
 
     def moment_gradients(self, step: Step) -> tuple[Any, Any]:
         """The gradients that enter the first and the second moment: here `g_t` enters both."""
@@ -378,8 +371,8 @@ class NormCorrection(StepOptimizer):
         self, *args: Any, gamma: float = 0.95, max_correction: float | None = None, **kwargs: Any
     ) -> None:
         super().__init__(*args, **kwargs)
-        self.gamma = decay_rate("gamma", gamma)
-        self.max_correction = correction_bound(max_correction)
+        self.gamma = checks.decay_rate("gamma", gamma)
+        self.max_correction = checks.correction_bound(max_correction)
         private.set_untracked(self, "_norm_exclusions", Exclusions())
         private.set_untracked(self, "_norm_averages", None)
 
@@ -516,14 +509,9 @@ class AdaptiveNormCorrection(NormCorrection, AdaptiveOptimizer):
             epsilon_hat=epsilon_hat,
             **kwargs,
         )
-        is_known = isinstance(corrected_moments, str) and corrected_moments in CORRECTED_MOMENTS
-        if not is_known:
-            allowed = ", ".join(f'"{moments}"' for moments in CORRECTED_MOMENTS)
-            raise ValueError(
-                f"Argument `corrected_moments` must be one of {allowed}. "
-                f"Received: corrected_moments={corrected_moments!r}"
-            )
-        self.corrected_moments = corrected_moments
+        self.corrected_moments = checks.one_of(
+            CORRECTED_MOMENTS, "corrected_moments", corrected_moments
+        )
 
     def moment_gradients(self, step: Step) -> tuple[Any, Any]:
         """The gradients that enter the first and the second moment, `s_t` or `g_t`."""
@@ -543,158 +531,3 @@ def _own_memory(initializer):
     if not callable(initializer):
         return initializer
     return lambda shape, dtype=None: keras.ops.copy(initializer(shape, dtype=dtype))
-
-
-def exclude_before_build(optimizer, var_list, var_names):
-    """Notes which variables are excluded from the norm correction, unless it is too late."""
-    if optimizer.built:
-        raise ValueError(
-            "`exclude_from_norm_correction()` can only be configured before the optimizer is built."
-        )
-    variables = _listed(var_list)
-    if variables is None or not all(hasattr(variable, "shape") for variable in variables):
-        raise ValueError(
-            "Argument `var_list` must be a list of variables, such as "
-            f"`layer.trainable_variables`. Received: var_list={var_list!r}"
-        )
-    names = [var_names] if isinstance(var_names, str) else _listed(var_names)
-    if names is None or not all(map(_is_pattern, names)):
-        raise ValueError(
-            "Argument `var_names` must be a list of strings, each a regular expression. "
-            f"Received: var_names={var_names!r}"
-        )
-    optimizer._norm_exclusions.set(variables, names)
-
-
-def _listed(given):
-    """What was given as a list, `None` if it is not one."""
-    if given is None:
-        return []
-    # A variable is iterable, too.
-    one = isinstance(given, (str, bytes)) or hasattr(given, "shape")
-    return None if one or not isinstance(given, Iterable) else list(given)
-
-
-def _is_pattern(name):
-    try:
-        return isinstance(name, str) and re.compile(name) is not None
-    except re.error:
-        return False
-
-
-def refuse_complex(optimizer, variables):
-    """Raises before anything changes if a variable is complex."""
-    for variable in variables:
-        if precision.is_complex(variable.dtype):
-            raise ValueError(
-                f"{type(optimizer).__name__} updates real variables only: its second moment and "
-                "its norm are not defined here for complex ones. Keep the real and the imaginary "
-                "part in two variables. "
-                f"Received: variable '{variable.name}' with dtype={variable.dtype}"
-            )
-
-
-def warn_of_other_variables(optimizer, variables):
-    """Warns if a built optimizer is to be built again, for variables that it does not know.
-
-    Keras leaves it as it is. Its `apply` will refuse them; its `stateless_apply`, and with it `fit`
-    on JAX, can't tell them apart and goes on with the state of the others.
-    """
-    known = private.known_indices(optimizer)
-    if any(optimizer._var_key(variable) not in known for variable in variables):
-        name = type(optimizer).__name__
-        warnings.warn(
-            f"{name} has been built for other variables, and keeps their state: `build` does "
-            f"nothing. Make a new optimizer, `{name}.from_config(optimizer.get_config())`.",
-            stacklevel=3,
-        )
-
-
-def skips_state(optimizer, store):
-    """Whether what is stored is not for this optimizer: warns if there is state that is lost."""
-    saved, here = len(store.keys()), len(optimizer.variables)
-    if optimizer.built:
-        # One that was saved before it was built has no state; without a step, neither has this one.
-        return saved <= UNBUILT < here and int(optimizer.iterations) == 0
-    if saved <= here:
-        return False
-    warnings.warn(
-        f"Skipping variable loading for optimizer '{optimizer.name}', which is not built: its "
-        "state is lost. Call `optimizer.build(model.trainable_variables)` before you load it.",
-        stacklevel=3,
-    )
-    return True
-
-
-def warn_of_another_class(optimizer, store):
-    """Warns if what is stored is the state of an optimizer of another class.
-
-    A file has the optimizer's name alone. It tells the class if Keras made it, as `adam_norm_2` of
-    `AdamNorm`; a name that a user gave tells nothing.
-    """
-    saved = private.saved_name(store)
-    if not isinstance(saved, str) or saved == optimizer.name:
-        return
-    name = re.sub(r"_\d+$", "", saved).replace("_", "").lower()
-    others = [c for c in _classes(keras.optimizers.Optimizer) if c.__name__.lower() == name]
-    here = type(optimizer)
-    if not others or any(issubclass(c, here) or issubclass(here, c) for c in others):
-        return
-    other = others[0].__name__
-    warnings.warn(
-        f"Loading the state of '{saved}', a name of {other}, into {here.__name__}, in which it "
-        f"means something else. Make an optimizer of the class {other} to load it.",
-        stacklevel=3,
-    )
-
-
-def _classes(cls):
-    """A class and all classes that inherit from it."""
-    found = {cls}
-    for subclass in cls.__subclasses__():
-        found |= _classes(subclass)
-    return found
-
-
-def decay_rate(argument, value):
-    """The value as a float, if it can be the decay of an average: a number in [0, 1)."""
-    if not _is_number(value) or not 0 <= value < 1:
-        raise ValueError(
-            f"Argument `{argument}` must be in the range [0, 1). Received: {argument}={value!r}"
-        )
-    return float(value)
-
-
-def number_at_least(minimum, argument, value, alternative=""):
-    """The value as a float, if it is a finite number not below the minimum."""
-    if not _is_number(value) or not _is_finite(value) or value < minimum:
-        raise ValueError(
-            f"Argument `{argument}` must be {alternative}a finite number >= {minimum}. "
-            f"Received: {argument}={value!r}"
-        )
-    return float(value)
-
-
-def correction_bound(value):
-    """The value as a float, if it can bound the correction: `None` or a number of at least 1."""
-    return None if value is None else number_at_least(1, "max_correction", value, "None or ")
-
-
-def boolean(argument, value):
-    """The value, if it is a boolean."""
-    if not isinstance(value, bool):
-        raise ValueError(
-            f"Argument `{argument}` must be True or False. Received: {argument}={value!r}"
-        )
-    return value
-
-
-def _is_finite(number):
-    try:
-        return math.isfinite(number)
-    except OverflowError:  # an integer beyond all floats
-        return False
-
-
-def _is_number(value):
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)

@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from keras_adanorm import checks
 from keras_adanorm.engine import precision
 from keras_adanorm.engine.norms import l2_norm
 
@@ -63,12 +64,10 @@ def correct_norm(
     >>> float(e), np.asarray(s).tolist()
     (15.0, [9.0, 12.0])
     """
-    from keras_adanorm.base import correction_bound, decay_rate  # which needs this file
-
     if isinstance(gamma, numbers.Real) or not hasattr(gamma, "shape"):
-        gamma = decay_rate("gamma", gamma)
+        gamma = checks.decay_rate("gamma", gamma)
     if isinstance(max_correction, numbers.Real) or not hasattr(max_correction, "shape"):
-        max_correction = correction_bound(max_correction)
+        max_correction = checks.correction_bound(max_correction)
     if average is None or not _may_be_scalar(average):
         raise ValueError(f"Argument `average` must be a scalar. Received: average={average!r}")
     gradient = precision.to_compute_dtype(gradient)

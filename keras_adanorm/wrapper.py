@@ -6,20 +6,11 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_adanorm.base import (
-    NormCorrection,
-    StepOptimizer,
-    correction_bound,
-    decay_rate,
-    exclude_before_build,
-    refuse_complex,
-    skips_state,
-    warn_of_another_class,
-    warn_of_other_variables,
-)
+from keras_adanorm import checks
+from keras_adanorm.base import NormCorrection, StepOptimizer
 from keras_adanorm.engine import precision, private, ways
 from keras_adanorm.engine.averages import NormAverages, from_scalars
-from keras_adanorm.engine.exclusions import Exclusions
+from keras_adanorm.engine.exclusions import Exclusions, exclude_before_build
 
 # Where Keras itself leads the gradients from `apply` to the update in which they are corrected.
 _WAY_TO_THE_UPDATE = ("apply", "stateless_apply", "_backend_apply_gradients")
@@ -137,8 +128,8 @@ class AdaNorm(keras.optimizers.Optimizer):
         # The inner optimizer holds the learning rate and counts the steps. What the base class has
         # of both is neither used nor saved.
         super().__init__(learning_rate=lambda: optimizer.learning_rate, name=name)
-        self.gamma = decay_rate("gamma", gamma)
-        self.max_correction = correction_bound(max_correction)
+        self.gamma = checks.decay_rate("gamma", gamma)
+        self.max_correction = checks.correction_bound(max_correction)
         private.set_untracked(self, "_norm_averages", None)
         private.set_untracked(self, "_norm_exclusions", Exclusions())
         self.inner_optimizer = optimizer
@@ -150,9 +141,9 @@ class AdaNorm(keras.optimizers.Optimizer):
     def build(self, variables: Sequence[Any]) -> None:
         """Creates the state of both optimizers for these variables."""
         if self.built:
-            warn_of_other_variables(self, variables)
+            checks.warn_of_other_variables(self, variables)
             return
-        refuse_complex(self, variables)
+        checks.refuse_complex(self, variables)
         inner = self.inner_optimizer
         inner.build(variables)
         inner._check_variables_are_known(variables)
@@ -204,7 +195,7 @@ class AdaNorm(keras.optimizers.Optimizer):
         load = inner.load_own_variables
 
         def load_if_any(store):
-            warn_of_another_class(inner, store)
+            checks.warn_of_another_class(inner, store)
             if len(store.keys()):
                 load(store)
 
@@ -298,9 +289,9 @@ class AdaNorm(keras.optimizers.Optimizer):
 
         Warns if the store says that it is the state of another class.
         """
-        warn_of_another_class(self, store)
+        checks.warn_of_another_class(self, store)
         store = from_scalars(store, self._norm_averages, len(self.variables))
-        if not skips_state(self, store):
+        if not checks.skips_state(self, store):
             super().load_own_variables(store)
 
     def get_config(self) -> dict[str, Any]:

@@ -192,9 +192,7 @@ def _describe(job):
         raise UsageError(str(error)) from error
     return {
         "fingerprint": images.fingerprint,
-        "commit": records.commit(),
-        "versions": records.versions(),
-        "device": records.device(),
+        **records.origin(),
     }
 
 

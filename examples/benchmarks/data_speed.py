@@ -144,9 +144,7 @@ def _measure(arguments):
     if chosen.output is not None:
         about = {
             "finished": records.now(),
-            "commit": records.commit(),
-            "versions": records.versions(),
-            "device": records.device(),
+            **records.origin(),
         }
         with records.replacing(chosen.output) as temporary:
             temporary.write_text(json.dumps({**result, **about}, indent=1) + "\n")

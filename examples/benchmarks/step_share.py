@@ -197,9 +197,7 @@ def _measure(arguments):
     if output is not None:
         about = {
             "kind": KIND,
-            "commit": records.commit(),
-            "versions": records.versions(),
-            "device": records.device(),
+            **records.origin(),
             "rounds": chosen.rounds,
             "finished": records.now(),
         }

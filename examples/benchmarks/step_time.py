@@ -185,9 +185,7 @@ class Record:
         self._path = path
         self._content = {
             "kind": KIND,
-            "commit": records.commit(),
-            "versions": records.versions(),
-            "device": records.device(),
+            **records.origin(),
             "rounds": rounds,
         }
         for before in () if path is None else (self.partial, path):

@@ -254,6 +254,11 @@ def now():
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
+def origin():
+    """What a result comes from, for its record: commit, versions and device."""
+    return {"commit": commit(), "versions": versions(), "device": device()}
+
+
 def commit():
     """The git commit that this file is checked out from, with `+` for local changes, or None."""
     folder = pathlib.Path(__file__).parent

@@ -266,9 +266,7 @@ def _record(settings, dataset, model, optimizer, keeper, test):
         "weights": _digest(model),
         "seconds": round(sum(curves["seconds"]), 3),
         "finished": records.now(),
-        "commit": records.commit(),
-        "versions": records.versions(),
-        "device": records.device(),
+        **records.origin(),
     }
 
 

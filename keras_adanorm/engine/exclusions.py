@@ -1,6 +1,7 @@
 """Variables that are left out of something, given by themselves or by their names."""
 
 import re
+from collections.abc import Iterable
 
 
 class Exclusions:
@@ -50,3 +51,40 @@ class Exclusions:
         """What is kept, a dict that is empty if nothing is excluded."""
         config = {"var_names": self.var_names, "positions": sorted(self._positions)}
         return {name: value for name, value in config.items() if value}
+
+
+def exclude_before_build(optimizer, var_list, var_names):
+    """Notes which variables are excluded from the norm correction, unless it is too late."""
+    if optimizer.built:
+        raise ValueError(
+            "`exclude_from_norm_correction()` can only be configured before the optimizer is built."
+        )
+    variables = _listed(var_list)
+    if variables is None or not all(hasattr(variable, "shape") for variable in variables):
+        raise ValueError(
+            "Argument `var_list` must be a list of variables, such as "
+            f"`layer.trainable_variables`. Received: var_list={var_list!r}"
+        )
+    names = [var_names] if isinstance(var_names, str) else _listed(var_names)
+    if names is None or not all(map(_is_pattern, names)):
+        raise ValueError(
+            "Argument `var_names` must be a list of strings, each a regular expression. "
+            f"Received: var_names={var_names!r}"
+        )
+    optimizer._norm_exclusions.set(variables, names)
+
+
+def _listed(given):
+    """What was given as a list, `None` if it is not one."""
+    if given is None:
+        return []
+    # A variable is iterable, too.
+    one = isinstance(given, (str, bytes)) or hasattr(given, "shape")
+    return None if one or not isinstance(given, Iterable) else list(given)
+
+
+def _is_pattern(name):
+    try:
+        return isinstance(name, str) and re.compile(name) is not None
+    except re.error:
+        return False
