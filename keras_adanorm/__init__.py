@@ -13,7 +13,6 @@ from keras_adanorm.engine.step import Step
 from keras_adanorm.monitor import GradientNormMonitor
 from keras_adanorm.norm_correction import correct_norm
 from keras_adanorm.radam import Radam, RadamNorm
-from keras_adanorm.registry import OPTIMIZERS as _OPTIMIZERS
 from keras_adanorm.wrapper import AdaNorm
 
 __version__ = "0.2.0.dev0"
@@ -35,7 +34,3 @@ __all__ = [
     "StepOptimizer",
     "correct_norm",
 ]
-
-# What is in the registry is public. The names above are for type checkers, which read no registry.
-globals().update(_OPTIMIZERS)
-__all__ += [name for name in _OPTIMIZERS if name not in __all__]

@@ -8,7 +8,12 @@ import keras
 from keras_adanorm import checks
 from keras_adanorm.engine import precision, private, ways
 from keras_adanorm.engine.averages import NormAverages, from_scalars
-from keras_adanorm.engine.exclusions import Exclusions, exclude_before_build
+from keras_adanorm.engine.exclusions import (
+    FROM_NORM_CORRECTION,
+    FROM_WEIGHT_DECAY,
+    Exclusions,
+    exclude_before_build,
+)
 from keras_adanorm.engine.step import Step
 
 CORRECTED_MOMENTS = ("first", "second", "both")
@@ -98,7 +103,7 @@ class StepOptimizer(keras.optimizers.Optimizer):
             name=name,
             **kwargs,
         )
-        private.set_untracked(self, "_weight_decay_exclusions", Exclusions())
+        private.set_untracked(self, "_weight_decay_exclusions", Exclusions(FROM_WEIGHT_DECAY))
 
     # ------------------------------------------------------------ what a subclass writes
 
@@ -123,9 +128,9 @@ class StepOptimizer(keras.optimizers.Optimizer):
             return
         checks.refuse_complex(self, variables)
         kept = self._weight_decay_exclusions
-        if kept.get_config().get("positions"):  # from a config: Keras has yet to be told
-            super().exclude_from_weight_decay(kept.variables(variables), kept.var_names)
         kept.resolve(self, variables)
+        if excluded := kept.variables(variables):  # Keras has yet to be told those of a config
+            super().exclude_from_weight_decay(excluded, kept.var_names)
         super().build(variables)
         slots = {name: [None] * len(variables) for name in self.slots}
         for i, variable in enumerate(variables):
@@ -140,16 +145,14 @@ class StepOptimizer(keras.optimizers.Optimizer):
     def _add_slot(self, name, variable):
         path = getattr(variable, "path", variable.name).replace("/", "_").replace(":", "_")
         shape = tuple(self.slot_shape(name, variable))
-        layout = {}
-        if private.supports_layout() and shape == tuple(variable.shape):
-            layout = {"layout": private.layout_of(variable)}
+        is_like_it = shape == tuple(variable.shape)
         with private.device_of(self, variable):
             return self.add_variable(
                 shape=shape,
                 initializer=_own_memory(self.slot_initializer(name, variable)),
                 dtype=precision.compute_dtype(variable.dtype),
                 name=f"{path}_{name}",
-                **layout,
+                layout=private.layout_of(variable) if is_like_it else None,
             )
 
     def state_of(self, variable: Any) -> dict[str, Any]:
@@ -228,18 +231,16 @@ class StepOptimizer(keras.optimizers.Optimizer):
 
     def get_config(self) -> dict[str, Any]:
         """The arguments with which to make the same optimizer, without its state."""
-        config = super().get_config()
-        excluded = self._weight_decay_exclusions.get_config()
-        return {**config, "exclude_from_weight_decay": excluded} if excluded else config
+        return super().get_config() | self._weight_decay_exclusions.get_config()
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "StepOptimizer":
         """Makes an optimizer from what `get_config` returned."""
         config = dict(config)
-        excluded = config.pop("exclude_from_weight_decay", None)
+        excluded = config.pop(FROM_WEIGHT_DECAY, None)
         optimizer = super().from_config(config, custom_objects)
         if excluded:
-            exclusions = Exclusions(excluded)
+            exclusions = Exclusions(FROM_WEIGHT_DECAY, excluded)
             optimizer.exclude_from_weight_decay(var_names=exclusions.var_names)
             private.set_untracked(optimizer, "_weight_decay_exclusions", exclusions)
         return optimizer
@@ -320,7 +321,10 @@ class AdaptiveOptimizer(StepOptimizer):
         return rate, correction
 
     def denominator(self, step: Step, second_moment: Any, scale: Any = 1.0) -> Any:
-        """`sqrt(v + scale ** 2 * epsilon_root) + scale * epsilon`, and nowhere 0."""
+        """`sqrt(v + scale ** 2 * epsilon_root) + scale * epsilon`, and nowhere 0.
+
+        With `epsilon_hat` it is `epsilon` that is added.
+        """
         epsilon_root, epsilon = map(precision.number, (self.epsilon_root, self.epsilon))
         if not precision.is_zero(epsilon_root):
             second_moment = second_moment + scale * scale * epsilon_root
@@ -373,15 +377,15 @@ class NormCorrection(StepOptimizer):
         super().__init__(*args, **kwargs)
         self.gamma = checks.decay_rate("gamma", gamma)
         self.max_correction = checks.correction_bound(max_correction)
-        private.set_untracked(self, "_norm_exclusions", Exclusions())
+        private.set_untracked(self, "_norm_exclusions", Exclusions(FROM_NORM_CORRECTION))
         private.set_untracked(self, "_norm_averages", None)
 
     def build(self, variables: Sequence[Any]) -> None:
         """Creates the state of an optimizer for these variables."""
-        was_built = self.built
-        super().build(variables)
-        if was_built:
+        if self.built:
+            checks.warn_of_other_variables(self, variables)
             return
+        super().build(variables)
         self._norm_exclusions.resolve(self, variables)
         excluded = self._norm_exclusions.positions(variables)
         private.set_untracked(self, "_norm_averages", NormAverages(self, variables, excluded))
@@ -429,22 +433,23 @@ class NormCorrection(StepOptimizer):
         exclude_before_build(self, var_list, var_names)
 
     def _in_this_layout(self, store):
-        return from_scalars(store, self._norm_averages, len(self.variables))
+        # In version 0.1 no variable came after the averages.
+        is_last = self.built and self.variables[-1] is self.norm_vector
+        return from_scalars(store, self._norm_averages, len(self.variables)) if is_last else store
 
     def get_config(self) -> dict[str, Any]:
         """The arguments with which to make the same optimizer, without its state."""
         config = super().get_config()
         config.update({"gamma": self.gamma, "max_correction": self.max_correction})
-        excluded = self._norm_exclusions.get_config()
-        return {**config, "exclude_from_norm_correction": excluded} if excluded else config
+        return config | self._norm_exclusions.get_config()
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "NormCorrection":
         """Makes an optimizer from what `get_config` returned."""
         config = dict(config)
-        excluded = config.pop("exclude_from_norm_correction", None)
+        exclusions = Exclusions(FROM_NORM_CORRECTION, config.pop(FROM_NORM_CORRECTION, None))
         optimizer = super().from_config(config, custom_objects)
-        private.set_untracked(optimizer, "_norm_exclusions", Exclusions(excluded))
+        private.set_untracked(optimizer, "_norm_exclusions", exclusions)
         return optimizer
 
 

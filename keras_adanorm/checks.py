@@ -6,6 +6,7 @@ import re
 import warnings
 
 import keras
+import numpy as np
 
 from keras_adanorm.engine import precision, private
 
@@ -96,7 +97,8 @@ def skips_state(optimizer, store):
     saved, here = len(store.keys()), len(optimizer.variables)
     if optimizer.built:
         # One that was saved before it was built has no state; without a step, neither has this one.
-        return saved <= UNBUILT < here and int(optimizer.iterations) == 0
+        steps = int(np.asarray(store["0"])) if saved else 0
+        return saved <= UNBUILT < here and steps == int(optimizer.iterations) == 0
     if saved <= here:
         return False
     warnings.warn(

@@ -10,7 +10,11 @@ from keras_adanorm import checks
 from keras_adanorm.base import NormCorrection, StepOptimizer
 from keras_adanorm.engine import precision, private, ways
 from keras_adanorm.engine.averages import NormAverages, from_scalars
-from keras_adanorm.engine.exclusions import Exclusions, exclude_before_build
+from keras_adanorm.engine.exclusions import (
+    FROM_NORM_CORRECTION,
+    Exclusions,
+    exclude_before_build,
+)
 
 # Where Keras itself leads the gradients from `apply` to the update in which they are corrected.
 _WAY_TO_THE_UPDATE = ("apply", "stateless_apply", "_backend_apply_gradients")
@@ -68,10 +72,10 @@ class AdaNorm(keras.optimizers.Optimizer):
     Args:
         optimizer: A `keras.optimizers.Optimizer`, or what `keras.optimizers.get` makes one of. It
             belongs to the wrapper from then on: do not use it by itself. State that it has is
-            kept. `SGD`, `RMSprop`, `Adam`, `AdamW`, `Adamax`, `Nadam`, `Adagrad`, `Adadelta`,
-            `Ftrl`, `Lion`, `Lamb`, `Adafactor`, `Muon`, `ScheduleFreeAdamW`, this package's
-            `DiffGrad`, `Radam` and `AdaBelief`, and any class that writes its algorithm in
-            `update_step`.
+            kept. It may be any class that writes its algorithm in `update_step`, and this package's
+            `DiffGrad`, `Radam` and `AdaBelief`. Of Keras' own these are tested: `SGD`, `RMSprop`,
+            `Adam`, `AdamW`, `Adamax`, `Nadam`, `Adagrad`, `Adadelta`, `Ftrl`, `Lion`, `Lamb`,
+            `Adafactor`, `Muon` and `ScheduleFreeAdamW`.
         gamma: Float in [0, 1), the decay of the average gradient norm `e_t`. With 0 the wrapper
             equals the inner optimizer bit for bit; compiled by JAX 0.4, the last digit may differ.
             Defaults to `0.95`.
@@ -131,7 +135,7 @@ class AdaNorm(keras.optimizers.Optimizer):
         self.gamma = checks.decay_rate("gamma", gamma)
         self.max_correction = checks.correction_bound(max_correction)
         private.set_untracked(self, "_norm_averages", None)
-        private.set_untracked(self, "_norm_exclusions", Exclusions())
+        private.set_untracked(self, "_norm_exclusions", Exclusions(FROM_NORM_CORRECTION))
         self.inner_optimizer = optimizer
         self._correct_its_gradients()
         self._save_it_once()
@@ -148,7 +152,7 @@ class AdaNorm(keras.optimizers.Optimizer):
         inner.build(variables)
         inner._check_variables_are_known(variables)
         variables = inner._trainable_variables
-        self._norm_exclusions.resolve(inner, variables)
+        self._norm_exclusions.resolve(self, variables)
         excluded = self._norm_exclusions.positions(variables)
         averages = NormAverages(self, variables, excluded, where=inner)
         private.set_untracked(self, "_norm_averages", averages)
@@ -302,19 +306,18 @@ class AdaNorm(keras.optimizers.Optimizer):
             "gamma": self.gamma,
             "max_correction": self.max_correction,
         }
-        excluded = self._norm_exclusions.get_config()
-        return {**config, "exclude_from_norm_correction": excluded} if excluded else config
+        return config | self._norm_exclusions.get_config()
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "AdaNorm":
         """Makes an optimizer from what `get_config` returned."""
         config = dict(config)
-        excluded = config.pop("exclude_from_norm_correction", None)
+        exclusions = Exclusions(FROM_NORM_CORRECTION, config.pop(FROM_NORM_CORRECTION, None))
         config["optimizer"] = keras.saving.deserialize_keras_object(
             config["optimizer"], custom_objects=custom_objects
         )
         optimizer = cls(**config)
-        private.set_untracked(optimizer, "_norm_exclusions", Exclusions(excluded))
+        private.set_untracked(optimizer, "_norm_exclusions", exclusions)
         return optimizer
 
 

@@ -106,7 +106,7 @@ def test_numbers_of_the_base_class_that_are_not_finite(cls, argument, value):
     with pytest.raises(ValueError) as error:
         cls(**{argument: value})
     message = str(error.value)
-    assert f"`{argument}`" in message and "finite" in message or "float" in message
+    assert f"`{argument}`" in message and ("finite" in message or "float" in message)
     assert message.count("\n") == 0
 
 

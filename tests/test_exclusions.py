@@ -224,3 +224,86 @@ def test_saved_model_keeps_what_is_excluded(make, exclude, tmp_path):
         np.testing.assert_array_equal(a, b)
     other = make_model(make(LR, weight_decay=0.5), from_nothing)
     assert not np.allclose(fit(other, 0, 7)[1], weights[1], rtol=1e-4)
+
+
+def two_layers(names=("hidden", "output")):
+    layers = [keras.layers.Dense(2, name=name) for name in names]
+    return keras.Sequential([keras.Input((2,)), *layers])
+
+
+def without(optimizer, variables):
+    """The optimizer, told to leave variables out of both."""
+    optimizer.exclude_from_norm_correction(variables)
+    optimizer.exclude_from_weight_decay(variables)
+    return optimizer
+
+
+def left_out(optimizer):
+    """For each variable whether it is left out of the correction, and of weight decay."""
+    return [
+        (average is None, not optimizer._use_weight_decay(variable))
+        for average, variable in zip(
+            optimizer.norm_averages, optimizer._trainable_variables, strict=True
+        )
+    ]
+
+
+def test_after_unfreezing_the_same_variables_are_left_out():
+    """Their positions are others then."""
+    model = two_layers()
+    hidden, output = model.layers
+    hidden.trainable = False
+    optimizer = without(NormCorrection(LR, weight_decay=0.1), [output.bias])
+    optimizer.build(model.trainable_variables)
+    hidden.trainable = True
+    again = NormCorrection.from_config(optimizer.get_config())
+    again.build(model.trainable_variables)
+    assert left_out(again) == [(False, False)] * 3 + [(True, True)]
+    # As many variables, at other positions.
+    hidden.trainable, output.trainable = True, False
+    frozen = NormCorrection.from_config(again.get_config())
+    with pytest.warns(UserWarning, match="output/bias. Call `exclude_from_"):
+        frozen.build(model.trainable_variables)
+    assert left_out(frozen) == [(False, False)] * 2
+
+
+@pytest.mark.filterwarnings("ignore:Skipping variable loading")
+@every_maker
+def test_a_model_saved_after_unfreezing_leaves_out_the_same_variables(make, tmp_path):
+    model = two_layers()
+    model.layers[0].trainable = False
+    optimizer = make(LR)
+    optimizer.exclude_from_norm_correction([model.layers[1].bias])
+    model.compile(optimizer, "mse")
+    optimizer.build(model.trainable_variables)
+    model.layers[0].trainable = True
+    model.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras")
+    again.train_on_batch(np.ones((1, 2)), np.ones((1, 2)))
+    averages = zip(again.trainable_variables, again.optimizer.norm_averages, strict=True)
+    (excluded,) = (variable for variable, average in averages if average is None)
+    assert excluded is again.get_layer("output").bias
+
+
+def test_the_same_model_with_other_names_leaves_out_the_same_positions():
+    model = two_layers()
+    optimizer = without(NormCorrection(LR, weight_decay=0.1), [model.layers[1].bias])
+    optimizer.build(model.trainable_variables)
+    again = NormCorrection.from_config(optimizer.get_config())
+    again.build(two_layers(("first", "second")).trainable_variables)
+    assert left_out(again) == [(False, False)] * 3 + [(True, True)]
+
+
+def test_each_pattern_is_taken_by_itself():
+    """Joined by `|`, neither flags nor references to groups would mean the same."""
+    variables = [keras.Variable(np.ones(2), name=name) for name in ("kernel", "Bias", "noon")]
+    optimizer = NormCorrection(LR)
+    optimizer.exclude_from_norm_correction(var_names=["(k)kk", "(?i)BIAS", r"(o)\1"])
+    optimizer.build(variables)
+    assert [e is None for e in optimizer.norm_averages] == [False, True, True]
+
+
+def test_values_are_not_taken_for_variables():
+    for given in ([keras.ops.ones(2)], [np.ones(2)]):
+        with pytest.raises(ValueError, match="`var_list` must be a list of variables"):
+            NormCorrection(LR).exclude_from_norm_correction(given)

@@ -126,7 +126,7 @@ def test_a_gradient_is_left_as_it_was(modes):
     import tensorflow as tf
 
     rng = np.random.default_rng(0)
-    shape = (2**8, 2**9)  # large enough to be compiled
+    shape = (2**8, 2**9)
     values = [rng.standard_normal(shape).astype("float32") for _ in range(4)]
     gradients = [tf.constant(value) for value in values]
     runs = [Run(DiffGradNorm(0.01), {"w": np.ones(shape)}, mode=mode) for mode in modes]

@@ -18,10 +18,8 @@ import numpy as np
 import pytest
 from keras import ops
 
-import keras_adanorm
 from tests.support.optimizers import (
     BACKEND,
-    CLASSES,
     KERAS,
     NORM_CLASSES,
     Run,
@@ -474,9 +472,10 @@ def test_optimizer_of_another_model_as_with_adam(cls):
         model.train_on_batch(x, y)
         return [np.array_equal(a, b) for a, b in zip(before, values(model.weights), strict=True)]
 
-    assert outcome(lambda: train_two(cls(LR))) == outcome(
-        lambda: train_two(keras.optimizers.Adam(LR))
-    )
+    ours = outcome(lambda: train_two(cls(LR)))
+    assert ours == outcome(lambda: train_two(keras.optimizers.Adam(LR)))
+    # JAX can't tell the variables apart, and trains on.
+    assert ours == [False] * 4 if BACKEND == "jax" else issubclass(ours, Exception)
 
 
 @every_class
@@ -877,9 +876,3 @@ def test_stateless_apply(cls):
     assert_equal(values(state), values(run.optimizer.variables), **CLOSE)
     assert_equal(values(variables), untouched[0])
     assert_equal(values(optimizer.variables), untouched[1])
-
-
-def test_every_class_is_public():
-    public = [getattr(keras_adanorm, name) for name in keras_adanorm.__all__]
-    optimizers = [c for c in public if inspect.isclass(c) and hasattr(c, "update_step")]
-    assert set(CLASSES) <= set(optimizers)

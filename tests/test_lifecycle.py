@@ -42,6 +42,15 @@ def variables():
     return [keras.Variable(np.ones(2, "float32")), keras.Variable(np.ones(3, "float32"))]
 
 
+@pytest.mark.parametrize("name", ["Radam", "AdamNorm", "AdaNorm"])
+def test_the_warning_of_other_variables_says_where_they_were_given(name):
+    optimizer = make(name)
+    optimizer.build(variables())
+    with pytest.warns(UserWarning, match="has been built for other variables") as told:
+        optimizer.build(variables())
+    assert [warning.filename for warning in told] == [__file__]
+
+
 @some_optimizers
 def test_an_optimizer_reused_for_another_model(name):
     optimizer = make(name)

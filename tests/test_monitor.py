@@ -86,6 +86,14 @@ def test_bounded_correction(max_correction):
     assert (fired == 0) == (max_correction == 1)
 
 
+def test_hyperparameters_that_are_variables():
+    optimizer = keras_adanorm.AdamNorm()
+    optimizer.gamma, optimizer.max_correction = keras.Variable(0.8), keras.Variable(2.0)
+    monitor = GradientNormMonitor(per_step=True)
+    fit(optimizer, [monitor], run_eagerly=True)
+    check(monitor, NORMS, gamma=0.8, max_correction=2.0)
+
+
 def test_gamma_of_zero_never_fires():
     monitor = GradientNormMonitor(per_step=True)
     fit(keras_adanorm.AdamNorm(0.01, gamma=0.0), [monitor])

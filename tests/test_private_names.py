@@ -37,6 +37,30 @@ def built():
     return Run(keras.optimizers.Adam(use_ema=True), {"w": np.ones(2)}).optimizer
 
 
+def test_names_of_a_variable():
+    gone = missing(keras.Variable(1.0), private.VARIABLE_NAMES)
+    if BACKEND == "jax":
+        gone += missing(keras.Variable(1.0), private.JAX_VARIABLE_NAMES)
+    assert not gone, f"Keras {keras.__version__} has no longer: " + "; ".join(gone)
+
+
+def test_names_of_what_an_optimizer_is_loaded_from(tmp_path):
+    stores = []
+
+    class Recording(keras.optimizers.SGD):
+        def load_own_variables(self, store):
+            stores.append(store)
+            super().load_own_variables(store)
+
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(Recording(), "mse")
+    model.optimizer.build(model.trainable_variables)
+    model.save_weights(tmp_path / "state.weights.h5")
+    model.load_weights(tmp_path / "state.weights.h5")
+    gone = missing(stores[0], private.STORE_NAMES)
+    assert not gone, f"Keras {keras.__version__} has no longer: " + "; ".join(gone)
+
+
 def test_names_of_the_optimizer():
     """`OPTIMIZER_NAMES` of the class, the other tables of a built optimizer."""
     assert {"OPTIMIZER_NAMES", "INSTANCE_NAMES", "TENSORFLOW_OPTIMIZER_NAMES"} <= set(tables())

@@ -38,6 +38,7 @@ from tests.support.optimizers import (
     BACKEND,
     CLASSES,
     NORM_CLASSES,
+    Run,
     every_class,
     tensorflow_only,
     to_numpy,
@@ -328,6 +329,37 @@ def test_state_of_another_class(tmp_path):
     assert loaded(AdaNorm(keras.optimizers.SGD(momentum=0.9)), path) == []
     (said,) = loaded(AdaNorm(keras.optimizers.Lion()), path)
     assert "a name of SGD, into Lion" in said
+
+
+def test_state_that_is_not_taken_up_is_told_as_with_adam(tmp_path):
+    """Of SGD after some steps, whose file has as many values as one of an unbuilt optimizer."""
+    model = train(make_model(keras.optimizers.SGD(name="mine"), **EAGER), 0, 2)
+    model.save_weights(tmp_path / "state.weights.h5")
+    for cls in (keras.optimizers.Adam, AdamNorm):
+        model = make_model(cls(name="mine"), **EAGER)
+        model.optimizer.build(model.trainable_variables)
+        with pytest.warns(UserWarning, match="Skipping variable loading for optimizer 'mine'"):
+            model.load_weights(tmp_path / "state.weights.h5")
+
+
+class Counting(AdamNorm):
+    """Has a scalar of its own after the averages."""
+
+    def build(self, variables):
+        super().build(variables)
+        self.count = self.add_variable(shape=(), name="count", initializer="ones")
+
+
+def test_state_of_one_variable_and_a_scalar():
+    """In number and shape like that of version 0.1, which had scalars for the averages."""
+    run = Run(Counting(0.1), {"w": np.ones(3)})
+    for scale in (1.0, 0.1):
+        run.step({"w": scale * np.ones(3)})
+    store = {}
+    run.optimizer.save_own_variables(store)
+    other = Run(Counting(0.1), {"w": np.ones(3)}).optimizer
+    other.load_own_variables(store)
+    assert_same([to_numpy(v) for v in other.variables], [store[str(i)] for i in range(len(store))])
 
 
 class Interrupted(Exception):

@@ -62,7 +62,7 @@ def test_sparse_in_a_graph(mode):
     assert_bitwise_equal(sparse, dense, KINDS)
 
 
-def test_a_table_that_is_large_enough_to_be_compiled():
+def test_a_large_table():
     rows = 2**14
     params = {"table": np.ones((rows, WIDTH))}
     sparse, dense = Run(AdamNorm(0.01), params), Run(AdamNorm(0.01), params)

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_adanorm import AdamNorm, AdaNorm, Radam, execution
+from keras_adanorm import AdamNorm, AdaNorm, Radam, StepOptimizer, execution
 from keras_adanorm.engine import norms as norms_module
 from tests.support.optimizers import (
     BACKEND,
@@ -151,6 +151,65 @@ def test_radam_says_that_its_beta_2_must_be_a_number_in_a_graph():
         ValueError, match=r"Radam needs a number as `beta_2`.*Received: beta_2 of type Variable"
     ):
         run.step({"w": np.ones(3)})
+
+
+# --- algorithms of a user
+
+
+class Doubled:
+    """Half of a step by one function of the step, half by another."""
+
+    def __init__(self, factor):
+        self.factor = factor
+
+    def rate(self, step):
+        return step.learning_rate * self.factor
+
+
+class TwoRates(StepOptimizer):
+    elementwise = True
+    parts = Doubled(1.0), Doubled(10.0)
+
+    def algorithm(self, step):
+        rates = [step.once(part.rate) for part in self.parts]
+        rates += [step.once(lambda s: s.learning_rate), step.once(lambda s: 100 * s.learning_rate)]
+        step.descend(sum(rates) * step.gradient)
+
+
+def test_what_is_computed_once_is_of_one_function():
+    run = Run(TwoRates(0.01), {"w": np.zeros(3), "b": np.zeros(2)})
+    run.step({"w": np.ones(3), "b": np.ones(2)})
+    for value in run.params.values():
+        np.testing.assert_allclose(value, -1.12, rtol=1e-6)
+
+
+class Replaced(AdamNorm):
+    """The gradient is replaced after it has been looked at."""
+
+    def algorithm(self, step):
+        assert step.corrected_gradient is not None
+        step.gradient = step.gradient * 1e15
+        super().algorithm(step)
+
+
+@pytest.mark.parametrize("moments", ("first", "both"))
+@pytest.mark.parametrize("size", (1.0, 1e10))
+def test_a_replaced_gradient_is_used_everywhere(size, moments):
+    """Squares of the gradient that was given fit into float32, those of the other do not."""
+    params = {"w": np.ones((3, 2)), "b": np.ones(3)}
+    runs = [
+        Run(cls(LR, corrected_moments=moments), params) for cls in (Replaced, own_way(Replaced))
+    ]
+    for scale in (1.0, 0.1):
+        for run in runs:
+            run.step({name: scale * size * np.ones(p.shape) for name, p in params.items()})
+    states = [
+        [to_numpy(variable) for variable in run.optimizer.variables] + list(run.params.values())
+        for run in runs
+    ]
+    for fast, slow in zip(*states, strict=True):
+        assert np.isfinite(fast).all()
+        np.testing.assert_allclose(fast, slow, rtol=1e-5)
 
 
 # --- derivatives of an update, as meta-learning takes them

@@ -73,14 +73,9 @@ class OptimizerSpace:
     """
 
     def __init__(self, optimizer="AdamNorm", tune=None, ranges=None, points=None):
-        classes = recipes.optimizer_classes()
-        if optimizer not in classes:
-            raise UsageError(
-                f"Argument `optimizer` must be one of {', '.join(sorted(classes))}. "
-                f"Received: optimizer={optimizer}"
-            )
+        cls = recipes.optimizer_class(optimizer)
         self.optimizer = optimizer
-        has = ["learning_rate", *recipes.optimizer_arguments(classes[optimizer])]
+        has = ["learning_rate", *recipes.optimizer_arguments(cls)]
         known = [name for name in (*RANGES, *CHOICES) if name in has]
         tune = [name for name in USUAL if name in has] if tune is None else list(tune)
         if not tune:

@@ -64,7 +64,7 @@ def comparison_table(folder):
             f"{settings['model']}{width} on {data['name']}: "
             f"{data['train_examples']:,} training, {data['validation_examples']:,} validation and "
             f"{data['test_examples']:,} test images, {settings['epochs']} epochs, accuracies in %, "
-            f"{len(comparison['seeds'])} fresh seeds\n\n" + _markdown(compare.rows(comparison))
+            f"{len(comparison['seeds'])} fresh seeds\n\n" + markdown.table(compare.rows(comparison))
         )
 
 
@@ -83,12 +83,7 @@ def trials_table(folder):
                 accuracy = f"{100 * row['last_epoch_val_accuracy']:.2f}"
                 told = report.describe(row["arguments"])
                 lines.append((optimizer, str(row["trial"]), told, accuracy))
-    return _markdown(lines)
-
-
-def _markdown(lines):
-    header, *rows = ["| " + " | ".join(line) + " |" for line in lines]
-    return "\n".join([header, "|---" * len(lines[0]) + "|", *rows])
+    return markdown.table(lines)
 
 
 def memory_sentence(folder):

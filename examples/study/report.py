@@ -341,9 +341,6 @@ class Report:
                 done.append(record)
         return cells
 
-    def _paper_records(self):
-        return any(done for name in TABLES for done in self._cells(name).values())
-
     def _paper_columns(self, name):
         """What is drawn at full size: where both Adam and AdamNorm have records."""
         cells, columns = self._cells(name), []

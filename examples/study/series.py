@@ -198,7 +198,7 @@ class Series:
         if not path.exists():
             return None
         try:
-            record = _load(path)
+            record = records.load(path)
             if not isinstance(record, dict) or "failed" not in record:
                 records.validate(record, path)
             elif not isinstance(record.get("settings"), dict):
@@ -219,13 +219,6 @@ class Series:
     def _lock(self, planned):
         folder = self._working_folder(planned)
         return folder.with_name(f"{folder.name}.lock")
-
-
-def _load(path):
-    try:
-        return json.loads(path.read_text())
-    except (ValueError, RecursionError) as error:
-        raise RecordError(f"{path} is not a record: {error}") from error
 
 
 def _name(planned):

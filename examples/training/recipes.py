@@ -280,12 +280,7 @@ def build_optimizer(settings):
             if not isinstance(optimizer, keras.optimizers.Optimizer):
                 raise TypeError(f"it makes no optimizer of {settings.optimizer!r:.100}")
         return optimizer
-    classes = optimizer_classes()
-    if settings.optimizer not in classes:
-        raise checks.refused(
-            "optimizer", f"one of {', '.join(sorted(classes))}", settings.optimizer
-        )
-    cls = classes[settings.optimizer]
+    cls = optimizer_class(settings.optimizer)
     allowed = optimizer_arguments(cls)
     fields = {field.name: field for field in optimizer_fields(cls)}
     for name, value in settings.optimizer_arguments.items():

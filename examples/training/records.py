@@ -128,10 +128,7 @@ def of_kind(path, kind, program):
     Raises:
         RecordError: If the file holds something else.
     """
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise RecordError(f"{path} is not a record: {error}") from error
+    record = load(path)
     if not isinstance(record, dict) or record.get("kind") != kind:
         raise RecordError(f"{path} is not a record of {program}")
     return record
@@ -176,17 +173,21 @@ def read(path):
     Raises:
         RecordError: If the file is damaged or not a record.
     """
-    try:
-        record = json.loads(pathlib.Path(path).read_text())
-    except (ValueError, RecursionError) as error:
-        raise RecordError(f"{path} is not a record: {error}") from error
+    record = load(path)
     validate(record, path)
     return record
 
 
-def read_all(folder):
-    """All records under a folder, as `{path: record}` in the order of their paths."""
-    return {path: read(path) for path in sorted(pathlib.Path(folder).rglob("record*.json"))}
+def load(path):
+    """What a JSON file holds, whatever it is.
+
+    Raises:
+        RecordError: If the file is damaged.
+    """
+    try:
+        return json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise RecordError(f"{path} is not a record: {error}") from error
 
 
 def validate(record, path="record"):

@@ -21,7 +21,7 @@ class NormAverages:
         optimizer: The optimizer among whose variables the vector is.
         variables: The variables of `build`.
         excluded: Positions of variables that are not corrected.
-        where: The optimizer that has a strategy of `tf.distribute`, `None` if it is the first one.
+        where: The optimizer that has a strategy of `tf.distribute`, `None` if that is `optimizer`.
 
     Attributes:
         vector: A variable of the shape `(len(variables),)`.

@@ -85,7 +85,7 @@ def number(value):
         return tensor
     if backend == "jax" and private.is_traced_by_jax(tensor):
         return tensor
-    return float(tensor)
+    return ops.convert_to_numpy(tensor).item()
 
 
 def is_zero(value):

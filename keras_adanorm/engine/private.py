@@ -1,10 +1,11 @@
 """Every name that the libraries don't promise to keep, each with what it is used for.
 
-`tests/test_private_names.py` names the one that is gone when a release has dropped it.
+`tests/test_private_names.py` names the one that is gone when a release has dropped it. Only torch's
+operations on lists, such as `torch._foreach_norm`, stand where they are used: its release notes
+document them.
 """
 
 import contextlib
-import functools
 
 import keras
 
@@ -24,6 +25,18 @@ INSTANCE_NAMES = {
     "_trainable_variables": "the variables in the order of `build`",
     "_trainable_variables_indices": "their positions",
     "_model_variables_moving_average": "the same for the averages of the weights (`use_ema`)",
+}
+# Of a `keras.Variable`.
+VARIABLE_NAMES = {
+    "_value": "its tensor, without the time that a look for scopes takes",
+}
+# The same, only on JAX.
+JAX_VARIABLE_NAMES = {
+    "_layout": "the state of a weight is laid out over the devices like the weight",
+}
+# Of what Keras hands to `load_own_variables`.
+STORE_NAMES = {
+    "_h5_entry_group": "the name of the optimizer whose state is stored",
 }
 # Only on TensorFlow.
 TENSORFLOW_OPTIMIZER_NAMES = {
@@ -53,18 +66,6 @@ def is_overwritten_with_gradient(variable):
 def layout_of(variable):
     """How a weight is laid out over the devices of JAX, `None` where it is not."""
     return getattr(variable, "_layout", None)
-
-
-def supports_layout():
-    """Whether `add_variable` of this Keras takes a layout (from Keras 3.9 on)."""
-    return _takes(keras.optimizers.Optimizer.add_variable, "layout")
-
-
-@functools.cache
-def _takes(function, argument):
-    import inspect
-
-    return argument in inspect.signature(function).parameters
 
 
 def known_indices(optimizer):

@@ -168,7 +168,7 @@ class Step:
 
         For what depends on the number of the step and on hyperparameters alone.
         """
-        key = (getattr(compute, "__qualname__", compute), arguments, self.dtype)
+        key = (compute, arguments, self.dtype)  # a method is the same one each time it is read
         return self._update.once(key, lambda: compute(self, *arguments))
 
     def descend(self, delta: Any) -> None:

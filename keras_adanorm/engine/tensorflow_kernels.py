@@ -120,7 +120,7 @@ class Scalars:
             return value if value.shape.rank == 0 else tf.reshape(value, ())
         return tf.constant(value, self.dtype)
 
-    def rate(self, optimizer):
+    def rate(self):
         """`learning_rate * sqrt(1 - beta_2 ** t) / (1 - beta_1 ** t)`."""
         learning_rate = self.update.learning_rate(self.dtype)
         bias = self.update.bias_correction(self.beta_1, self.dtype)
@@ -243,7 +243,7 @@ def first_moment_pushes(gradients, ratios, norms, scalars):
 
 def adam(optimizer, scalars, pushes, variables, states):
     """AdamNorm's algorithm."""
-    rate, epsilon = scalars.rate(optimizer), scalars.epsilon(optimizer)
+    rate, epsilon = scalars.rate(), scalars.epsilon(optimizer)
     moments = states["momentum"], states["velocity"]
     for push, variable, m, v in zip(pushes, variables, *moments, strict=True):
         scalars.adam(variable, m, v, push.apply(m), rate, epsilon)
@@ -271,7 +271,7 @@ def radam(optimizer, scalars, pushes, variables, states):
 
 def adabelief(optimizer, scalars, pushes, variables, states):
     """AdaBelief's algorithm: the kernel gets `g_t - m_t`, after the first moment has moved."""
-    rate, epsilon = scalars.rate(optimizer), scalars.epsilon(optimizer)
+    rate, epsilon = scalars.rate(), scalars.epsilon(optimizer)
     limit = _SQUARABLE[scalars.dtype]
     _average_first_moments(states["momentum"], pushes, scalars)
     moments = states["momentum"], states["velocity"]
@@ -321,7 +321,7 @@ def _run_if(condition, action):
 
 def diffgrad(optimizer, scalars, pushes, variables, states):
     """diffGrad's algorithm: the kernel writes its step where the previous gradient was."""
-    rate, epsilon = scalars.rate(optimizer), scalars.epsilon(optimizer)
+    rate, epsilon = scalars.rate(), scalars.epsilon(optimizer)
     of_each = states["momentum"], states["velocity"], states["previous_gradient"]
     for push, variable, m, v, previous in zip(pushes, variables, *of_each, strict=True):
         change = tf.abs(push.whole - previous)

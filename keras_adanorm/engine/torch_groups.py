@@ -309,9 +309,9 @@ class TorchStep(Step):
         self._memory = memory
         self._loaded = {}  # what the algorithm has seen, and must not change any more
         self._moved = []  # states that were changed in place
-        self._is_bounded = is_bounded  # whether no square of the gradient overflows
+        self._bounded = gradient if is_bounded else None  # none of its squares overflows
         self._quotient = None
-        self._corrected = None
+        self._corrected = None, None, None  # a gradient, its ratio, and their product
         self._on_cpu = gradient.device.type == "cpu"
 
     def _load(self, name):
@@ -321,12 +321,13 @@ class TorchStep(Step):
 
     @property
     def corrected_gradient(self):
-        if self._corrected is None:
-            is_one = self.ratio is None or (
-                self._on_cpu and self.ratio.ndim == 0 and float(self.ratio) == 1
-            )
-            self._corrected = self.gradient if is_one else self.gradient * self.ratio
-        return self._corrected
+        gradient, ratio, product = self._corrected
+        if self.gradient is not gradient or self.ratio is not ratio:
+            gradient, ratio = self.gradient, self.ratio
+            is_one = ratio is None or (self._on_cpu and ratio.ndim == 0 and float(ratio) == 1)
+            product = gradient if is_one else gradient * ratio
+            self._corrected = gradient, ratio, product
+        return product
 
     def average(self, name, value, decay):
         state = self._to_move(name, value)
@@ -345,7 +346,7 @@ class TorchStep(Step):
 
     def held_for_square(self, value):
         """The value, held where its square would leave the range of the dtype."""
-        if value is self.gradient and self._is_bounded:
+        if value is self._bounded:
             return value
         limit = precision.square_limit(self.dtype)
         return value.clamp(-limit, limit)

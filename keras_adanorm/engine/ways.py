@@ -7,6 +7,7 @@
 | `distributed.py`: the same after the sum over devices | under a strategy of `tf.distribute` |
 | `tensorflow_kernels.py`: fused kernels | TensorFlow without XLA |
 | `one_program.py` | JAX compiles the update of all variables as one program |
+| `jax_eager.py`: `one_by_one` with NumPy's scalars | JAX without `jit` |
 | `torch_groups.py`: small variables together, large ones in parts | torch |
 | `torch_kernels.py`: the fused kernel | torch, large variables on a CPU |
 """
