@@ -433,9 +433,7 @@ class NormCorrection(StepOptimizer):
         exclude_before_build(self, var_list, var_names)
 
     def _in_this_layout(self, store):
-        # In version 0.1 no variable came after the averages.
-        is_last = self.built and self.variables[-1] is self.norm_vector
-        return from_scalars(store, self._norm_averages, len(self.variables)) if is_last else store
+        return from_scalars(store, self._norm_averages, self.variables)
 
     def get_config(self) -> dict[str, Any]:
         """The arguments with which to make the same optimizer, without its state."""

@@ -206,10 +206,9 @@ class GradientNormMonitor(keras.callbacks.Callback):
                 before,
                 after,
                 precision.number(each.optimizer.gamma),
-                None if bound is None else precision.number(bound),
+                precision.number(each.optimizer.max_correction),
             )
             for each, _, before, after in observed
-            for bound in [each.optimizer.max_correction]
         ]
         before, after, fired = (np.concatenate(parts) for parts in zip(*norms, strict=True))
         self._samples.append((np.mean(fired), np.mean(before), np.mean(after)))

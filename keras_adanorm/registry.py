@@ -1,4 +1,4 @@
-"""All Norm variants with their plain optimizers. Exports, tests, demo and tables read it."""
+"""All Norm variants with their plain optimizers. Tests, demo and tables read it."""
 
 import keras
 

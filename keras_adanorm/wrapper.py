@@ -294,7 +294,7 @@ class AdaNorm(keras.optimizers.Optimizer):
         Warns if the store says that it is the state of another class.
         """
         checks.warn_of_another_class(self, store)
-        store = from_scalars(store, self._norm_averages, len(self.variables))
+        store = from_scalars(store, self._norm_averages, self.variables)
         if not checks.skips_state(self, store):
             super().load_own_variables(store)
 

@@ -156,8 +156,8 @@ def test_radam_says_that_its_beta_2_must_be_a_number_in_a_graph():
 # --- algorithms of a user
 
 
-class Doubled:
-    """Half of a step by one function of the step, half by another."""
+class Rate:
+    """The learning rate times a factor."""
 
     def __init__(self, factor):
         self.factor = factor
@@ -166,9 +166,11 @@ class Doubled:
         return step.learning_rate * self.factor
 
 
-class TwoRates(StepOptimizer):
+class FourRates(StepOptimizer):
+    """Takes four steps at once, by functions that have one name in pairs."""
+
     elementwise = True
-    parts = Doubled(1.0), Doubled(10.0)
+    parts = Rate(1.0), Rate(10.0)
 
     def algorithm(self, step):
         rates = [step.once(part.rate) for part in self.parts]
@@ -177,7 +179,7 @@ class TwoRates(StepOptimizer):
 
 
 def test_what_is_computed_once_is_of_one_function():
-    run = Run(TwoRates(0.01), {"w": np.zeros(3), "b": np.zeros(2)})
+    run = Run(FourRates(0.01), {"w": np.zeros(3), "b": np.zeros(2)})
     run.step({"w": np.ones(3), "b": np.ones(2)})
     for value in run.params.values():
         np.testing.assert_allclose(value, -1.12, rtol=1e-6)

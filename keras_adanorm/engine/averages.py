@@ -125,17 +125,17 @@ def _unstack(vector):
     return ops.unstack(vector)
 
 
-def from_scalars(store, averages, count):
+def from_scalars(store, averages, variables):
     """What is stored, with the scalars of version 0.1 put together as the vector.
 
     Args:
         store: What an optimizer is loaded from, arrays by position.
         averages: The `NormAverages` of the optimizer, `None` if it is not built.
-        count: The number of its variables, of which the vector is the last.
+        variables: Its variables. In version 0.1 none came after the averages.
     """
-    if averages is None:
+    if averages is None or variables[-1] is not averages.vector:
         return store
-    last, kept = count - 1, averages.is_kept
+    last, kept = len(variables) - 1, averages.is_kept
     if len(store.keys()) != last + sum(kept) or np.ndim(store[str(last)]) == 1:
         return store
     scalars = iter(range(last, last + sum(kept)))

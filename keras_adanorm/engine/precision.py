@@ -73,11 +73,13 @@ def is_complex(dtype):
 
 
 def number(value):
-    """A number as it is; of a variable or tensor the number in it, or itself while it is recorded.
+    """A number or `None` as it is; of a variable or tensor the number in it.
+
+    While it is recorded, a variable or tensor stays a tensor.
 
     Decays and epsilons may be set to a variable, as with `keras.optimizers.Adam`.
     """
-    if isinstance(value, numbers.Real):
+    if value is None or isinstance(value, numbers.Real):
         return value
     tensor = as_tensor(value)
     backend = keras.backend.backend()
