@@ -7,7 +7,7 @@ import re
 import pytest
 
 from examples.benchmarks import accelerator_table, step_time_tables
-from examples.study import experiments, figures, paper, report, simulation
+from examples.study import experiments, figures, markdown, paper, report, simulation
 from examples.study.experiments import SCALES, TABLES
 from examples.training.errors import RecordError
 from tests.support import made_records
@@ -510,3 +510,11 @@ def test_wrong_options_are_refused_on_one_line(capsys):
         "--chek": "there is no option --chek",
     }.items():
         assert_refused(report.main, arguments.split(), capsys, "examples.study.report", complaint)
+
+
+@pytest.mark.parametrize(
+    ("cores", "told"), [(1, "1 core of a processor"), (2, "2 cores of a processor")]
+)
+def test_cores_are_counted(cores, told):
+    machine = {"processor": "a processor", "cores": cores, "gpus": []}
+    assert markdown.device({"device": machine}) == told

@@ -39,4 +39,5 @@ def marked(text, name):
 def device(record):
     """What a record was measured on: its GPUs, or its processor."""
     machine = record["device"]
-    return ", ".join(machine["gpus"]) or f"{machine['cores']} cores of {machine['processor']}"
+    cores = "1 core" if machine["cores"] == 1 else f"{machine['cores']} cores"
+    return ", ".join(machine["gpus"]) or f"{cores} of {machine['processor']}"
